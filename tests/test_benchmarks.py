@@ -515,9 +515,9 @@ def test_a_script_of_others_is_judged_by_a_second_clock(place):
     unedited.judge_places(there, found, reports)
     assert found.clocked[0].startswith("1 (Middle)")
     assert not unedited.is_wrong(vars(found))
-    timed = unedited.compared(there, {"foreach=True", "no such remedy"}, 2)
+    timed = unedited.compared(there, {"foreach=True", "num_workers=2"}, 2)
     assert re.fullmatch(r"[\d.]+ ms a step, saves -?[\d.]+ ± [\d.]+", timed["foreach=True"][1])
-    assert timed["no such remedy"][0] == "not judged"
+    assert timed["num_workers=2"][0] == "not judged"  # there is no loader
 
 
 @pytest.mark.parametrize(

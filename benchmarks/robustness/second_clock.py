@@ -6,7 +6,8 @@
 call it was made, by autograd's sequence numbers. A hook before each node notes the time: of the
 thread on a CPU, which other processes do not disturb, of CUDA events on a GPU.
 
-``steps``, or ``steps:REMEDY:REMEDY``: how long each step takes, as it is or with remedies applied.
+``steps``, or ``steps:REMEDY:REMEDY``: how long each step takes, as it is or with remedies applied;
+``null`` where the script has nothing for these to change.
 
 ``pace``, or ``pace:REMEDY:REMEDY``: how long a step takes in a row of them, without a wait for the
 GPU between two steps, which would keep the host from running ahead.
@@ -287,9 +288,10 @@ class StepClock(ClockOfSteps):
             self.end()
 
     def end(self) -> None:
-        """Write wall and processor seconds of each step."""
+        """Write wall and processor seconds of each step; nothing if no remedy changed anything."""
         pairs = list(pairwise(self.stamps))[WARMUP - 1 :]
-        finish(self.out, [[b[0] - a[0], b[1] - a[1]] for a, b in pairs])
+        seconds = [[b[0] - a[0], b[1] - a[1]] for a, b in pairs]
+        finish(self.out, seconds if CHANGED or not ASKED else None)
 
 
 class PaceClock(ClockOfSteps):
@@ -327,6 +329,11 @@ class PaceClock(ClockOfSteps):
         finish(self.out, measured)
 
 
+ASKED: set[str] = set()
+CHANGED: set[str] = set()
+"""The remedies that are asked for, and what they have changed in the script so far."""
+
+
 def default(kind: type, name: str, value: Any, *, when: Any = None) -> None:
     """Give a constructor's argument another default, also where it is passed as ``when``."""
     construct = kind.__init__  # type: ignore[misc]
@@ -335,6 +342,7 @@ def default(kind: type, name: str, value: Any, *, when: Any = None) -> None:
     def changed(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get(name, when) == when:
             kwargs[name] = value
+            CHANGED.add(name)
         construct(self, *args, **kwargs)
 
     kind.__init__ = changed  # type: ignore[misc]
@@ -350,9 +358,14 @@ def optimizer_option(name: str) -> None:
 
 def set_to_none() -> None:
     """Have ``zero_grad`` drop gradients in place of filling them."""
+
+    def cleared(clear: Callable[[Any], None], owner: Any) -> None:
+        CHANGED.add("gradients")
+        clear(owner)
+
     for kind in (nn.Module, torch.optim.Optimizer):
         clear = kind.zero_grad
-        kind.zero_grad = lambda self, *_, clear=clear, **__: clear(self)  # type: ignore[method-assign, misc]
+        kind.zero_grad = lambda self, *_, clear=clear, **__: cleared(clear, self)  # type: ignore[method-assign, misc]
 
 
 def at_first_call(change: Callable[[nn.Module], Any]) -> None:
@@ -364,6 +377,7 @@ def at_first_call(change: Callable[[nn.Module], Any]) -> None:
     def changing(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not depth[0] and module.training and id(module) not in changed:
             changed.add(id(module))
+            CHANGED.add(type(module).__name__)
             change(module)
         depth[0] += 1
         try:
@@ -393,10 +407,17 @@ def fused_attention() -> None:
 
     def replaced(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if type(module).__name__ == "CausalSelfAttention":
+            CHANGED.add("attention")
             return attend(module, *args, **kwargs)
         return call(module, *args, **kwargs)
 
     nn.Module.__call__ = replaced  # type: ignore[assignment, method-assign]
+
+
+def matmul_precision() -> None:
+    """Compute products of float32 in TF32."""
+    CHANGED.add("products")
+    torch.set_float32_matmul_precision("high")
 
 
 WHOLE_RUN = ExitStack()
@@ -412,7 +433,7 @@ REMEDIES: dict[str, Callable[[], Any]] = {
         lambda m: nn.Module.to(m, memory_format=torch.channels_last)
     ),
     "torch.compile": lambda: at_first_call(lambda m: m.compile()),
-    "matmul precision": lambda: torch.set_float32_matmul_precision("high"),
+    "matmul precision": matmul_precision,
     "fused attention": fused_attention,
     **{
         name: lambda backend=backend: WHOLE_RUN.enter_context(sdpa_kernel(backend))
@@ -432,6 +453,7 @@ CLOCKS: dict[str, Callable[[str], Clock]] = {
 def start(out: str, mode: str) -> Clock:
     """Start a clock in this process."""
     kind, *remedies = mode.split(":")
+    ASKED.update(remedies)
     for remedy in remedies:
         REMEDIES[remedy]()
     clock = CLOCKS[kind](out)

@@ -287,7 +287,9 @@ def compared(place: Place, remedies: Iterable[str], rounds: int) -> dict[str, tu
             else:
                 times[remedy].append([statistics.median(c) * 1e3 for c in zip(*steps, strict=True)])
     bare = times.pop("", [])
-    found = dict.fromkeys(remedies, ("not judged", "the script cannot run with it"))
+    found = dict.fromkeys(
+        remedies, ("not judged", "the script has nothing for it to change, or does not run with it")
+    )
     for remedy, with_it in times.items() if bare else ():
         column = 0 if place.device == "cuda" or "workers" in remedy else 1
         saved = [a[column] - b[column] for a, b in zip(bare, with_it, strict=True)]

@@ -257,9 +257,8 @@ def layout_copies(evidence: Evidence) -> Finding | None:
     price unless a plan tries it: on an H200 channels_last took 41% off a step, or added 23%.
 
     **Fix.** Convolutions: time `memory_format=torch.channels_last` (`channels_last_3d` of volumes)
-    for model and batch. Group and instance norms know NCHW alone on a GPU up to PyTorch 2.14, so
-    with half as many of them as convolutions it adds copies: compile the model. Elsewhere: fewer
-    `permute` and `transpose` between operators that must then copy.
+    for model and batch; but with half as many group or instance norms, which a GPU computes in NCHW
+    alone up to PyTorch 2.14, compile the model. Elsewhere: fewer `permute` and `transpose`.
     """
     if evidence.device == "cpu":
         return _there_and_back(evidence, None)
