@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -271,7 +271,7 @@ def is_advised(remedy: str, text: str) -> bool:
     return " " in remedy or (code in text and f"{remedy} does not help" not in text)
 
 
-def compared(place: Place, remedies: Iterable[str], rounds: int) -> dict[str, tuple[str, str]]:
+def compared(place: Place, remedies: Collection[str], rounds: int) -> dict[str, tuple[str, str]]:
     """Time a script's steps as they are and with each of some remedies, in turn.
 
     Returns:

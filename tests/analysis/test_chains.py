@@ -125,7 +125,7 @@ def copied_there_and_back(
             now += host + 10 * us
             device = max(device, now)
         for number, (name, _) in reversed([*enumerate(made)]):
-            node = {"mm": "Mm", "native_layer_norm": "NativeLayerNorm"}.get(name, name.title())
+            node = name.title().replace("_", "")
             trace.node(f"{node}Backward0", now, now + 10 * us, seq=step * 10 + number, thread=1)
             for length in lengths.get(name, (900,)):
                 end = device + length * us
@@ -169,6 +169,13 @@ def test_the_gradients_of_several_inputs_move_more_and_are_not_read_across_for_t
     }
     assert prices[75] == prices[100] == prices[150]
     assert prices[300] - prices[150] == pytest.approx(300_000, rel=0.02)
+
+
+def test_where_norms_know_nchw_alone_the_one_layout_is_not_channels_last(tmp_path) -> None:
+    for name, other in (("native_layer_norm", True), ("native_group_norm", False)):
+        copies = copied_there_and_back(tmp_path / name, name, 150)
+        assert "Stay in one layout" in copies.remedy
+        assert ("channels_last" in copies.remedy) is other
 
 
 def test_what_the_host_launches_for_copies_there_and_back_goes_with_them(tmp_path) -> None:
