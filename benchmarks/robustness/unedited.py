@@ -308,10 +308,9 @@ def compared(place: Place, remedies: Collection[str], rounds: int) -> dict[str, 
 
 @dataclass
 class Verdict:
-    """What was found of one script; ``judged`` once that is all."""
+    """What was found of one script; ``end`` is ``done`` once that is all."""
 
-    end: str = "done"
-    judged: bool = False
+    end: str = NO_TIME
     same: str = ""
     seeded: bool = True
     rows: list[list[str]] = field(default_factory=list)
@@ -382,7 +381,7 @@ def row_of(name: str, found: Mapping[str, Any]) -> dict[str, str]:
     right = sum(share >= TIE for share in found["where"])
     first = [rows[0] for rows in found["rows"]] or ["—"]
     advice = (f"{rule}: {verdict}" for rule, (verdict, _) in found["advice"].items())
-    nothing = "—" if found["judged"] else NO_TIME
+    nothing = NO_TIME if found["end"] == NO_TIME else "—"
     return {
         "script": name,
         "same": found["same"] or ("yes" if found["seeded"] else "yes, without a seed"),
@@ -422,7 +421,7 @@ def run_all(names: Sequence[str], run: Any, save: Callable[[str, Verdict], None]
     Args:
         names: of the scripts.
         run: as the command line says.
-        save: is told what is known of a script, whenever that is more.
+        save: gets what is known of a script, whenever that is more.
 
     Yields:
         The name of each script that is done with.
@@ -432,9 +431,7 @@ def run_all(names: Sequence[str], run: Any, save: Callable[[str, Verdict], None]
 
         def first(name: str) -> tuple[str, Place, Verdict, list[Report]]:
             place = Place(SCRIPTS[name], run.checkouts, Path(folder, name), run.device)
-            if not budget.left:
-                return name, place, Verdict(end=NO_TIME), []
-            found, reports = run_script(place, run.repeats)
+            found, reports = run_script(place, run.repeats) if budget.left else (Verdict(), [])
             save(name, found)
             return name, place, found, reports
 
@@ -444,7 +441,8 @@ def run_all(names: Sequence[str], run: Any, save: Callable[[str, Verdict], None]
                 judge_places(place, found, reports)
                 save(name, found)
                 judge_advice(place, found, reports, run.rounds if budget.left else 0)
-            found.judged = found.end != NO_TIME
+            if reports or found.same:
+                found.end = "done"
             save(name, found)
             return name
 

@@ -100,10 +100,7 @@ def test_all_sums_are_exact_whatever_share_rare_steps_have(
 def test_a_late_batch_in_one_step_is_rare_work_and_no_hiccup() -> None:
     loop = Loop()
     for number in range(10):
-        loop.fetch()
-        if number == 4:
-            loop.wait(300)
-            loop.trace.events[-1]["dur"] += 300 * TICK / 1000
+        loop.fetch(late=300 * (number == 4))
         loop.update()
     report = loop.report()
     assert report.hiccups == ()
@@ -119,10 +116,7 @@ def test_a_step_that_is_longer_for_another_reason_is_none_of_those_that_wait(
     """By their time alone, two recorded steps would share what the training has of waits."""
     loop = Loop()
     for number in range(10):
-        loop.fetch()
-        if number == 4:
-            loop.wait(300)
-            loop.trace.events[-1]["dur"] += 300 * TICK / 1000
+        loop.fetch(late=300 * (number == 4))
         if number == 7:
             loop.wait(300)
         loop.update()

@@ -353,12 +353,13 @@ def test_each_step_is_noted_whose_optimizer_is_compiled(run, part):
 def test_each_thread_that_trains_has_steps_of_its_own(run):
     # A thread that begins once another one has ended can have its number.
     report, _ = run("""
-import threading
+import threading, time
 both = threading.Barrier(2)
 def train(count):
     model = nn.Linear(8, 2); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     both.wait()
-    for _ in range(count):
+    for number in range(count):
+        if number == 60: time.sleep(2)  # the report is made, which is completed at the end
         model(torch.randn(4, 8)).sum().backward(); optimizer.step(); optimizer.zero_grad()
 threads = [threading.Thread(target=train, args=(count,)) for count in (30, 90)]
 for thread in threads: thread.start()

@@ -28,9 +28,10 @@ class Loop:
         for name in names:
             self.trace.operator(name, *self._until(1))
 
-    def fetch(self) -> None:
+    def fetch(self, late: int = 0) -> None:
+        """A batch from a loader, which is so many ticks late."""
         name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        self.trace.annotation(name, *self._until(1))
+        self.trace.annotation(name, *self._until(1 + late))
 
     def bare(self, path: str = "", times: int = 1, then: tuple[str, ...] = ()) -> None:
         """Calls of a model without gradients, each with operators behind it."""
