@@ -331,6 +331,16 @@ class Unet(nn.Module):
         return self.out(x)
 
 
+def with_instance_norms(model: nn.Module) -> nn.Module:
+    """Replace the batch norms of a model, as networks for medical images have it."""
+    for part in [*model.modules()]:
+        for name, child in part.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                norm = nn.InstanceNorm2d(child.num_features, affine=True)
+                setattr(part, name, norm.to(child.weight.device))
+    return model
+
+
 class _Residual(nn.Module):
     """Two convolutions behind group norms, and the time step added between them."""
 

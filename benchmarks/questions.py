@@ -107,7 +107,7 @@ QUESTIONS = {
     ),
     "plan_truth": Question(
         "Is a plan true? Each of its settings and all together, against the setting made in the "
-        "real training, for 24 models",
+        "real training, for 26 models",
         "accuracy.plan_truth", f"{_ALL}; or CPU", "60; 25",
         seconds=4000, jobs=1,
     ),

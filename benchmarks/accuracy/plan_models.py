@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,16 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.accuracy.healthy import GraphNetwork, LstmLanguageModel
-from benchmarks.models import Context, DiffusionUnet, Gpt, ResidualMlp, Unet, Vit, made
+from benchmarks.models import (
+    Context,
+    DiffusionUnet,
+    Gpt,
+    ResidualMlp,
+    Unet,
+    Vit,
+    made,
+    with_instance_norms,
+)
 
 Sizes = tuple[int, int, int]
 """A size on a GPU, on a CPU, and in a small run."""
@@ -454,6 +464,14 @@ CASES: dict[str, Case] = {
     "efficientnet": Case(_timm("efficientnet_b0"), _IMAGES, _classify, "timm, depthwise"),
     "video": Case(_make_video, _video, _classify, "torchvision, three dimensions"),
     "unet": Case(_UNET, _maps, _classify, "segmentation"),
+    "instance_norms": Case(
+        lambda context: with_instance_norms(_UNET(context)), _maps, _classify,
+        "segmentation, instance norms",
+    ),
+    "group_norms": Case(
+        _torchvision("resnet50", norm_layer=partial(nn.GroupNorm, 32)), _IMAGES, _classify,
+        "torchvision, group norms",
+    ),
     "diffusion": Case(
         lambda context: made(context, lambda: DiffusionUnet(_size(context, (128, 32, 16)))),
         _noisy, _squares, "a U-Net that predicts noise", devices=_BOTH,

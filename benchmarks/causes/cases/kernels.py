@@ -30,6 +30,7 @@ from benchmarks.models import (
     resnet,
     unet,
     vit,
+    with_instance_norms,
 )
 
 _WRITTEN_OUT = {
@@ -159,14 +160,8 @@ def layout_group_norm_unet(context: Context) -> Built:
 @plant("layout-copies", None)
 def layout_instance_norm_unet(context: Context) -> Built:
     """A U-Net with instance norms in NCHW, as networks for medical images have them."""
-    model = unet(context).to(memory_format=torch.contiguous_format)
-    for part in model.modules():
-        if isinstance(part, nn.Sequential):
-            for name, child in part.named_children():
-                if isinstance(child, nn.BatchNorm2d):
-                    setattr(part, name, nn.InstanceNorm2d(child.num_features, affine=True))
+    model = with_instance_norms(unet(context)).to(memory_format=torch.contiguous_format)
     side = context.pick(256, 32)
-    model = model.to(context.device)
     return train_unet(context, model, context.randn(context.pick(32, 2), 3, side, side))
 
 
