@@ -190,9 +190,7 @@ def _layout(training: Training, setting: Setting) -> None:
     }[setting.name]
     training.model.to(memory_format=layout)
     training.data = tuple(
-        one.contiguous(memory_format=layout)
-        if isinstance(one, torch.Tensor) and one.dim() == dims
-        else one
+        one.to(memory_format=layout) if isinstance(one, torch.Tensor) and one.dim() == dims else one
         for one in training.data
     )
 

@@ -265,7 +265,7 @@ def _in_channels_last(step: Step, models: Models) -> Step:
     for model in models.values():
         for weight in model.parameters():
             if weight.dim() in formats:
-                weight.data = weight.data.contiguous(memory_format=formats[weight.dim()])
+                weight.data = weight.data.to(memory_format=formats[weight.dim()])
     return step
 
 

@@ -321,6 +321,78 @@ def test_that_each_backward_counts_is_said_where_nothing_tells_of_updates(
     assert bool(said) == expected
 
 
+OF_THREADS = """
+import threading
+
+class Noting(nn.Parameter):
+    "Notes who looks at its gradient: while its own thread frees that, a look from another crashes."
+    looked, training = set(), set()
+    @property
+    def grad(self):
+        if self.thread in self.training:
+            self.looked.add((self.thread, threading.get_ident()))
+        return torch.Tensor.grad.__get__(self)
+    @grad.setter
+    def grad(self, value):
+        torch.Tensor.grad.__set__(self, value)
+
+class First(nn.Linear):
+    pass
+
+class Second(nn.Linear):
+    pass
+
+def by_hand(model):
+    update(model)
+
+def master_weights(model):
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.01)
+    def step(model):
+        for copy, p in zip(copies, model.parameters()):
+            copy.grad = p.grad
+        optimizer.step()
+        for copy, p in zip(copies, model.parameters()):
+            p.data.copy_(copy.data)
+    return step
+
+def train(kind):
+    model = kind(8, 1)
+    for name, p in [*model.named_parameters()]:
+        own = Noting(p.detach())
+        own.thread = threading.get_ident()
+        setattr(model, name, own)
+    step = STEP
+    both.wait()
+    for _ in range(ITERATIONS):
+        loss_of(model).backward()
+        Noting.training.add(threading.get_ident())
+        step(model)
+        drop(model)
+
+both = threading.Barrier(2)
+threads = [threading.Thread(target=train, args=(kind,)) for kind in (First, Second)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(Noting.looked) == 2 and all(own == who for own, who in Noting.looked), Noting.looked
+"""
+
+
+@pytest.mark.parametrize("step", ["by_hand", "master_weights(model)"])
+def test_no_thread_looks_at_gradients_of_another_one(step, tmp_path):
+    path = tmp_path / "train.py"
+    code = OF_THREADS.replace("STEP", step).replace("ITERATIONS", str(ITERATIONS))
+    path.write_text(START + code)
+    given = ("run", "--trials", "none", "--warmup", "10", "--steps", "2", path)
+    done = program(*given, python=preloaded.python(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    report = json.loads((tmp_path / "backspot" / "report.json").read_text())
+    classes = [row["class_name"] for row in report["modules"]]
+    assert ("First" in classes) + ("Second" in classes) == 1
+
+
 def test_backwards_without_an_update_are_no_steps_and_said(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(

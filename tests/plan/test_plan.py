@@ -238,6 +238,30 @@ def test_each_setting_has_its_code_and_the_step_with_it(report):
     assert not found["batch 8"].kept
 
 
+class Striding(nn.Conv2d):
+    """Notes the strides of its weight and input."""
+
+    def forward(self, x):
+        _seen.add((self.weight.stride(), x.stride()))
+        return super().forward(x)
+
+
+_seen: set[tuple] = set()
+
+
+@pytest.mark.parametrize(("channels", "kernel"), [(16, 1), (1, 3), (16, 3)])
+def test_a_model_is_tried_in_the_layout_that_its_code_gives(report, channels, kernel):
+    # A convolution chooses its layout from strides, and they can say two where a size is 1.
+    first, x = Striding(channels, 8, kernel), torch.randn(4, channels, 16, 16)
+    model = nn.Sequential(first, nn.Conv2d(8, 8, 3))
+    _seen.clear()
+    assert settings(planned(report, stepping(model, x), model))["channels_last"].step_ns
+    as_it_is = first.weight.stride(), x.stride()
+    model.to(memory_format=torch.channels_last)
+    last = first.weight.stride(), x.to(memory_format=torch.channels_last).stride()
+    assert _seen == {as_it_is, last}
+
+
 def test_what_is_in_use_already_is_not_tried(report):
     model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     x = torch.randn(4, 3, 16, 16)

@@ -171,14 +171,20 @@ class CallWatch:
     Args:
         modules: those to observe.
         trained: the models that are trained.
+        in_training: note those, too, whose parameters a call may give gradients to.
     """
 
     def __init__(
-        self, modules: Iterable[torch.nn.Module], trained: Iterable[torch.nn.Module]
+        self,
+        modules: Iterable[torch.nn.Module],
+        trained: Iterable[torch.nn.Module],
+        *,
+        in_training: bool = False,
     ) -> None:
         self._called: dict[int, torch.nn.Module] = {}
         self._shapes = {_shape(model) for model in trained}
         self._thread = threading.get_ident()
+        self._in_training = in_training
         self._handles = [
             module.register_forward_pre_hook(self._before, with_kwargs=True)
             for module in modules
@@ -199,6 +205,8 @@ class CallWatch:
         if threading.get_ident() != self._thread or id(module) in self._called:
             return
         needs_gradient = any(_needs_gradient(value) for value in (*args, *kwargs.values()))
+        if self._in_training and torch.is_grad_enabled():
+            needs_gradient |= any(parameter.requires_grad for parameter in module.parameters())
         if needs_gradient or _shape(module) in self._shapes:
             self._called[id(module)] = module
 

@@ -124,19 +124,39 @@ class _Stepped:
         ]
         return [optimizer for optimizer in optimizers if optimizer is not None]
 
+    def on_several_threads(self) -> bool:
+        """Return whether more than one thread has taken a step."""
+        return len({thread for thread, _ in list(self._found)}) > 1
+
 
 class _FoundModels(Models):
     """The models of a script: what its optimizers update, their copies, and the loss modules.
 
+    Where no optimizer tells what is trained, gradients do. While several threads train, no gradient
+    is looked at: PyTorch gives up Python's lock in the middle of freeing one. There, a thread
+    trains what it calls.
+
     Args:
         say: called with a sentence if no model is found because of ``gc.freeze``.
+        looking: held while gradients are looked at.
+        several: returns whether several threads train.
     """
 
-    def __init__(self, optimizers: _Stepped, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        optimizers: _Stepped,
+        say: Callable[[str], None],
+        looking: Turn,
+        several: Callable[[], bool],
+    ) -> None:
         super().__init__({})
         self._optimizers = optimizers
         self._say = say
+        self._looking = looking
+        self._several = several
         self._watch: discovery.CallWatch | None = None
+        self._known: list[torch.nn.Module] = []
+        """What was known to be trained when the calls began to be watched; until they end."""
         self._newest: weakref.WeakValueDictionary[str, torch.nn.Module] = (
             weakref.WeakValueDictionary()
         )
@@ -162,17 +182,22 @@ class _FoundModels(Models):
         elsewhere = discovery.updated_by(self._optimizers.living(anywhere=True), roots)
         updated = {id(root) for root in (*trained, *elsewhere)}
         others = [root for root in roots if id(root) not in updated]
-        self._watch = discovery.CallWatch(others, trained)
+        by_calls = not trained and self._several()
+        self._watch = discovery.CallWatch(others, trained, in_training=by_calls)
+        self._known = trained
 
     def named(self) -> Mapping[str, torch.nn.Module]:
         """Return the models by the names of the variables that hold them."""
         _, trained = self._search()
+        called = self._watch.end() if self._watch else []
+        if not trained and self._several():
+            trained, called = (self._known, called) if self._known else (called, [])
+        self._known = []
         if not trained and gc.get_freeze_count():
             self._say(
                 "no module is labelled: none was found, and gc.freeze() can hide them; call it "
                 "after the report, or use backspot.instrument"
             )
-        called = self._watch.end() if self._watch else []
         models = discovery.named(trained, called)
         self._newest.clear()
         self._newest.update(models)
@@ -183,19 +208,21 @@ class _FoundModels(Models):
         return dict(self._newest)
 
     def _search(self) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
-        """Return the outermost modules, and those of them that are trained."""
-        roots = discovery.outermost()
-        trained = discovery.trained_by(self._optimizers.living(), roots)
-        if not trained and gc.get_freeze_count():
-            roots = discovery.outermost(discovery.held_by_variables())
-            trained = discovery.trained_by(self._optimizers.living(), roots)
+        """Return the outermost modules, and those of them that are known to be trained."""
+        with self._looking:
+            find = discovery.updated_by if self._several() else discovery.trained_by
+            roots = discovery.outermost()
+            trained = find(self._optimizers.living(), roots)
+            if not trained and gc.get_freeze_count():
+                roots = discovery.outermost(discovery.held_by_variables())
+                trained = find(self._optimizers.living(), roots)
         return roots, trained
 
     def end(self) -> None:
         """Stop watching."""
         if self._watch is not None:
             self._watch.end()
-        self._watch = None
+        self._watch, self._known = None, []
 
 
 class Observer:
@@ -216,7 +243,9 @@ class Observer:
     ) -> None:
         self._stepped = stepped
         self._optimizers = _Stepped()
-        self._models = _FoundModels(self._optimizers, say)
+        self._looking = Turn(_LONGEST_SEARCH_S)
+        """Held while gradients are looked at: a backward, which writes them, begins later."""
+        self._models = _FoundModels(self._optimizers, say, self._looking, self._are_several)
         self.recorder = Recorder(schedule, self._models, deliver, say, self._end_counting)
         self._cycles: defaultdict[int, Cycle] = defaultdict(Cycle)  # by thread
         # The first parameters of optimizers, by id, each with what no other one has.
@@ -229,8 +258,6 @@ class Observer:
         """The optimizers whose hook was called."""
         # For updates that no hook tells of.
         self._updates: defaultdict[int, Updates] = defaultdict(Updates)  # by thread
-        self._looking = Turn(_LONGEST_SEARCH_S)
-        """Held while gradients are looked at: a backward, which writes them, begins later."""
         self._several = False
         """Whether several threads run backwards: then gradients can be written at any moment."""
         self._into_grad = False
@@ -376,7 +403,7 @@ class Observer:
 
     def _are_several(self) -> bool:
         """Whether several threads train, as far as they were heard of."""
-        if not self._several and len(self._updates) > 1:
+        if not self._several and (len(self._updates) > 1 or self._optimizers.on_several_threads()):
             self._several = True
             for thread_updates in [*self._updates.values()]:
                 thread_updates.holders = []

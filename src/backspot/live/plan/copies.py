@@ -190,7 +190,7 @@ class Copy:
             return value
         for setting in self.settings:
             if value.dim() == setting.dims:
-                value = value.contiguous(memory_format=setting.memory_format)
+                value = value.to(memory_format=setting.memory_format)
         return value.view_as(value) if value.requires_grad else value
 
     def _backward(self, call: Call, outputs: list[torch.Tensor]) -> None:

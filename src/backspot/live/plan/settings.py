@@ -121,11 +121,13 @@ def _layouts(watched: Watching, _: torch.device) -> Iterator[Setting]:
 
 
 def _arranged(memory_format: torch.memory_format, module: torch.nn.Module) -> torch.nn.Module:
+    # As the code of the setting has it. contiguous() leaves the strides of a 1x1 kernel alone, and
+    # a convolution chooses its layout by them.
     for submodule in module.modules():  # a format is of tensors with so many dimensions
         tensors = [*submodule.parameters(recurse=False), *submodule.buffers(recurse=False)]
         for tensor in tensors:
             if tensor.dim() == (4 if memory_format is torch.channels_last else 5):
-                tensor.data = tensor.data.contiguous(memory_format=memory_format)
+                tensor.data = tensor.data.to(memory_format=memory_format)
     return module
 
 
