@@ -72,6 +72,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "without it, at some of them",
     )
     parser.addoption(
+        "--of-each",
+        metavar="NUMBER",
+        type=int,
+        help="run each test with at most NUMBER of its sets of parameters, spread over all of "
+        "them: where what counts is that all of the code runs",
+    )
+    parser.addoption(
         "--note-skipped",
         metavar="FILE",
         type=Path,
@@ -124,10 +131,26 @@ def _one_server_for_all_workers() -> Callable[[], None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if of_each := config.getoption("--of-each"):
+        _choose(config, items, of_each)
     if _is_elsewhere(config) or sys.platform == "win32":
         for item in items:
             if item.get_closest_marker("posix"):
                 item.add_marker(pytest.mark.skip(reason="needs a POSIX system"))
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item], of_each: int) -> None:
+    """Keep so many of the items of each test, the first, the last and some between them."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {
+        id(same[number * (len(same) - 1) // max(1, of_each - 1)])
+        for same in tests.values()
+        for number in range(of_each)
+    }
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = [item for item in items if id(item) in chosen]
 
 
 def _is_elsewhere(config: pytest.Config) -> bool:
