@@ -130,6 +130,11 @@ def trained_by(
     return [root for root in roots if any(p.grad is not None for p in root.parameters())]
 
 
+def is_trainable(module: torch.nn.Module) -> bool:
+    """Return whether a parameter of a module takes a gradient."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
 def updated_by(
     optimizers: Iterable[torch.optim.Optimizer], roots: Collection[torch.nn.Module]
 ) -> list[torch.nn.Module]:
@@ -206,7 +211,7 @@ class CallWatch:
             return
         needs_gradient = any(_needs_gradient(value) for value in (*args, *kwargs.values()))
         if self._in_training and torch.is_grad_enabled():
-            needs_gradient |= any(parameter.requires_grad for parameter in module.parameters())
+            needs_gradient |= is_trainable(module)
         if needs_gradient or _shape(module) in self._shapes:
             self._called[id(module)] = module
 

@@ -139,7 +139,7 @@ class _FoundModels(Models):
     Args:
         say: called with a sentence if no model is found because of ``gc.freeze``.
         looking: held while gradients are looked at.
-        several: returns whether several threads train.
+        are_several: returns whether several threads train.
     """
 
     def __init__(
@@ -147,13 +147,13 @@ class _FoundModels(Models):
         optimizers: _Stepped,
         say: Callable[[str], None],
         looking: Turn,
-        several: Callable[[], bool],
+        are_several: Callable[[], bool],
     ) -> None:
         super().__init__({})
         self._optimizers = optimizers
         self._say = say
         self._looking = looking
-        self._several = several
+        self._are_several = are_several
         self._watch: discovery.CallWatch | None = None
         self._known: list[torch.nn.Module] = []
         """What was known to be trained when the calls began to be watched; until they end."""
@@ -182,7 +182,7 @@ class _FoundModels(Models):
         elsewhere = discovery.updated_by(self._optimizers.living(anywhere=True), roots)
         updated = {id(root) for root in (*trained, *elsewhere)}
         others = [root for root in roots if id(root) not in updated]
-        by_calls = not trained and self._several()
+        by_calls = not trained and self._are_several()
         self._watch = discovery.CallWatch(others, trained, in_training=by_calls)
         self._known = trained
 
@@ -190,8 +190,9 @@ class _FoundModels(Models):
         """Return the models by the names of the variables that hold them."""
         _, trained = self._search()
         called = self._watch.end() if self._watch else []
-        if not trained and self._several():
-            trained, called = (self._known, called) if self._known else (called, [])
+        if not trained and self._are_several():
+            trained = self._known or [model for model in called if discovery.is_trainable(model)]
+            called = [model for model in called if model not in trained]
         self._known = []
         if not trained and gc.get_freeze_count():
             self._say(
@@ -210,7 +211,7 @@ class _FoundModels(Models):
     def _search(self) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
         """Return the outermost modules, and those of them that are known to be trained."""
         with self._looking:
-            find = discovery.updated_by if self._several() else discovery.trained_by
+            find = discovery.updated_by if self._are_several() else discovery.trained_by
             roots = discovery.outermost()
             trained = find(self._optimizers.living(), roots)
             if not trained and gc.get_freeze_count():
