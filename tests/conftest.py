@@ -32,7 +32,7 @@ settings.register_profile(
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
 )
-settings.register_profile("ci", settings.get_profile("dev"), max_examples=20, print_blob=True)
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=50, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 # Hundreds of processes import the package and the tests: they are compiled once, not by each.

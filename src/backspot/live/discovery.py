@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat, starmap
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -177,16 +177,20 @@ class CallWatch:
         modules: those to observe.
         trained: the models that are trained.
         in_training: note those, too, whose parameters a call may give gradients to.
+
+    Attributes:
+        trained: as given.
     """
 
     def __init__(
         self,
         modules: Iterable[torch.nn.Module],
-        trained: Iterable[torch.nn.Module],
+        trained: Sequence[torch.nn.Module],
         *,
         in_training: bool = False,
     ) -> None:
         self._called: dict[int, torch.nn.Module] = {}
+        self.trained = trained
         self._shapes = {_shape(model) for model in trained}
         self._thread = threading.get_ident()
         self._in_training = in_training

@@ -105,14 +105,21 @@ class Cycle:
 
 
 class _Stepped:
-    """The optimizers that have taken a step, each in its thread."""
+    """The optimizers that have taken a step, each in its thread.
+
+    Attributes:
+        threads: the threads that have taken one.
+    """
 
     def __init__(self) -> None:
+        self.threads: set[int] = set()
         self._found: dict[tuple[int, int], weakref.ref[torch.optim.Optimizer]] = {}
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step that this thread has taken."""
-        self._found[threading.get_ident(), id(optimizer)] = weakref.ref(optimizer)
+        thread = threading.get_ident()
+        self.threads.add(thread)
+        self._found[thread, id(optimizer)] = weakref.ref(optimizer)
 
     def living(self, *, anywhere: bool = False) -> list[torch.optim.Optimizer]:
         """Return the optimizers that have taken a step in this thread, or in any."""
@@ -123,10 +130,6 @@ class _Stepped:
             ref() for (thread, _), ref in seen_optimizers if anywhere or thread == thread_id
         ]
         return [optimizer for optimizer in optimizers if optimizer is not None]
-
-    def on_several_threads(self) -> bool:
-        """Return whether more than one thread has taken a step."""
-        return len({thread for thread, _ in list(self._found)}) > 1
 
 
 class _FoundModels(Models):
@@ -155,8 +158,6 @@ class _FoundModels(Models):
         self._looking = looking
         self._are_several = are_several
         self._watch: discovery.CallWatch | None = None
-        self._known: list[torch.nn.Module] = []
-        """What was known to be trained when the calls began to be watched; until they end."""
         self._newest: weakref.WeakValueDictionary[str, torch.nn.Module] = (
             weakref.WeakValueDictionary()
         )
@@ -184,16 +185,15 @@ class _FoundModels(Models):
         others = [root for root in roots if id(root) not in updated]
         by_calls = not trained and self._are_several()
         self._watch = discovery.CallWatch(others, trained, in_training=by_calls)
-        self._known = trained
 
     def named(self) -> Mapping[str, torch.nn.Module]:
         """Return the models by the names of the variables that hold them."""
         _, trained = self._search()
         called = self._watch.end() if self._watch else []
-        if not trained and self._are_several():
-            trained = self._known or [model for model in called if discovery.is_trainable(model)]
+        if not trained and self._watch and self._are_several():
+            trained = [*self._watch.trained]  # before others were heard of
+            trained = trained or [model for model in called if discovery.is_trainable(model)]
             called = [model for model in called if model not in trained]
-        self._known = []
         if not trained and gc.get_freeze_count():
             self._say(
                 "no module is labelled: none was found, and gc.freeze() can hide them; call it "
@@ -223,7 +223,7 @@ class _FoundModels(Models):
         """Stop watching."""
         if self._watch is not None:
             self._watch.end()
-        self._watch, self._known = None, []
+        self._watch = None
 
 
 class Observer:
@@ -404,7 +404,7 @@ class Observer:
 
     def _are_several(self) -> bool:
         """Whether several threads train, as far as they were heard of."""
-        if not self._several and (len(self._updates) > 1 or self._optimizers.on_several_threads()):
+        if not self._several and max(len(self._updates), len(self._optimizers.threads)) > 1:
             self._several = True
             for thread_updates in [*self._updates.values()]:
                 thread_updates.holders = []
