@@ -240,8 +240,8 @@ class Models:
 
 def _with_caveats(recorded: Recorded, report: Report, _: Recording, __: Options) -> Report:
     threads = (
-        f"Optimizers take steps in {recorded.threads} threads. The steps here are those of one of "
-        "them, and only what it trains has labels."
+        f"{recorded.threads} threads of the script train. The steps here are those of one of them, "
+        "and only what it trains has labels."
     )
     early = (
         "The training ended early, so these are steps of its warm-up: the first steps are slower "
