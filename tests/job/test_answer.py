@@ -16,7 +16,7 @@ from backspot.job.scatter import Others
 from backspot.job.summary import PhaseTimes, Summary
 from backspot.render.job import render_job
 from backspot.results.job import JobReport
-from support.summaries import many, recorded
+from support.summaries import many, recorded, waiting_for
 
 SLOW = "model.layers.2.mlp.down_proj"
 
@@ -109,6 +109,23 @@ def test_a_rank_that_waits_hides_the_same_work_of_its_host() -> None:
         assert hides or {one.rank for one in job.findings} == {0}
 
 
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_what_a_host_does_beside_kernels_is_compared_too(way: str) -> None:
+    """The device of one of two even ranks has kernels left to run, and that of the other has not.
+
+    A host that works longer than the other, wherever that is hidden, holds up its rank.
+    """
+    late, ahead = many(2)
+    work, rest = (2_400_000,) * late.steps, (100_000,) * late.steps
+    ahead = _replaced(
+        ahead, "model.layers", **{f"{way}_host": rest, f"{way}_beside": (2_300_000,) * late.steps}
+    )
+    for times, is_longer in ((work, False), ((9_000_000,) * late.steps, True)):
+        job = answer([_replaced(late, "model.layers", **{f"{way}_host": times}), ahead])
+        assert {one.rank for one in job.findings} == ({0} if is_longer else set())
+        assert all(one.cost_ns == pytest.approx(6_600_000, rel=0.1) for one in job.findings)
+
+
 def test_what_a_rank_hides_does_not_pass_for_noise() -> None:
     """A rank with a slow kernel has waited elsewhere, and hidden some of its host's work there."""
     slow, usual = many(2)
@@ -164,17 +181,29 @@ def test_each_rank_is_compared_with_the_median_of_the_others(values: list[list[i
         assert others_of.of(every[row]).tolist() == np.floor(np.median(others, axis=0)).tolist()
 
 
-def test_a_gpu_whose_kernels_all_take_longer_is_found() -> None:
-    ranks = many(6)
+@pytest.mark.parametrize("slow", [{3}, {1, 3}])
+def test_a_gpu_whose_kernels_all_take_longer_is_found(slow: set[int]) -> None:
+    """Of two that are alike, each hides the other."""
+    ranks = [_with_longer_kernels(one) if one.rank in slow else one for one in many(6)]
+    found = answer(waiting_for(slow, ranks, 2_000_000)).findings
+    assert {(one.rule, one.rank) for one in found} == {("slow-gpu", rank) for rank in slow}
+
+
+def test_kernels_that_take_longer_and_cost_the_job_nothing_are_no_slow_gpu() -> None:
+    """As beside the collectives of a rank that waits."""
+    first, *rest = many(6)
+    assert answer([_with_longer_kernels(first), *rest]).findings == ()
+    assert answer(waiting_for({4}, [_with_longer_kernels(first), *rest], 2_000_000)).findings == ()
+
+
+def _with_longer_kernels(summary: Summary) -> Summary:
     modules = tuple(
         msgspec.structs.replace(
             module, forward_gpu=tuple(round(1.2 * time) for time in module.forward_gpu)
         )
-        for module in ranks[3].modules
+        for module in summary.modules
     )
-    ranks[3] = msgspec.structs.replace(ranks[3], modules=modules)
-    (finding,) = answer(ranks).findings
-    assert (finding.rule, finding.rank) == ("slow-gpu", 3)
+    return msgspec.structs.replace(summary, modules=modules)
 
 
 @pytest.mark.parametrize(

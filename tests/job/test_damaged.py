@@ -26,6 +26,7 @@ GOOD = [
         outside=(
             OutsideTimes("(in backward)", "", (5_000,) * one.steps, (0,) * one.steps),
             OutsideTimes("(in optimizer step)", "aten::add_", (9_000,) * one.steps, (7,) * 3),
+            OutsideTimes("(in forward)", "", *((1_000,) * 3,) * 2, "train.py:9", (2_000,) * 3),
         ),
     )
     for one in many(3)
@@ -97,6 +98,16 @@ def of_group(**fields: Any) -> Summary:
     return changed(groups=(msgspec.structs.replace(group, **fields),))
 
 
+def of_module(**fields: Any) -> Summary:
+    first, *rest = GOOD[0].modules
+    return changed(modules=(msgspec.structs.replace(first, **fields), *rest))
+
+
+def of_outside(**fields: Any) -> Summary:
+    first, *rest = GOOD[0].outside
+    return changed(outside=(msgspec.structs.replace(first, **fields), *rest))
+
+
 def of_kernels(**fields: Any) -> Summary:
     (kernels,) = GOOD[0].kernels
     return changed(kernels=(msgspec.structs.replace(kernels, **fields),))
@@ -113,6 +124,9 @@ def of_kernels(**fields: Any) -> Summary:
         (of_group(exposed=(1,)), "the lists of the process group .* differ in length"),
         (of_group(calls=()), "a collective of no kind or of no step"),
         (of_group(start=GOOD[0].groups[0].end, end=GOOD[0].groups[0].start), "no order of time"),
+        (of_module(backward_beside=(1,)), "the module .* and the steps do not fit together"),
+        (of_module(forward_beside=(2**50,) * 3), "the module .* and the steps do not fit together"),
+        (of_outside(beside=(1,)), "the steps do not fit together"),
         (changed(kernel_names=()), "a kernel without a name"),
         (changed(modules=GOOD[0].modules[:1]), "kernels of no module"),
         (changed(kernel_names=("gemm", "gemm")), "two kernels have one name"),

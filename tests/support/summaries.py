@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from backspot.job.summary import KERNELS, KernelTimes, ModuleTimes, Summary, from_json
 from backspot.trace.columns import Index
 
-__all__ = ["many", "recorded", "with_kernels"]
+__all__ = ["many", "recorded", "waiting_for", "with_kernels"]
 
 RANKS = Path(__file__).parents[1] / "data" / "ranks"
 
@@ -43,6 +44,45 @@ def _noisy(module: ModuleTimes, chance: random.Random) -> ModuleTimes:
         for part in ("forward_gpu", "forward_host", "backward_gpu", "backward_host")
     }
     return msgspec.structs.replace(module, **parts)
+
+
+def waiting_for(slow: Collection[int], ranks: Sequence[Summary], by_ns: int) -> list[Summary]:
+    """The ranks in steps that take so much longer, as all wait for the slow ones.
+
+    These enter the first collective of each step later. The others enter it as before.
+    """
+    return [_waiting(one, by_ns, is_slow=one.rank in slow) for one in ranks]
+
+
+def _waiting(summary: Summary, by_ns: int, *, is_slow: bool) -> Summary:
+    (group,) = summary.groups
+    first = [index for index, step in enumerate(group.step) if step not in group.step[:index]]
+
+    def later(times: Sequence[int], *, already: bool) -> tuple[int, ...]:
+        return tuple(
+            time + by_ns * (step + (already or index not in first))
+            for index, (time, step) in enumerate(zip(times, group.step, strict=True))
+        )
+
+    def longer(times: Sequence[int], places: Collection[int]) -> tuple[int, ...]:
+        more = 0 if is_slow else by_ns
+        return tuple(time + more * (at in places) for at, time in enumerate(times))
+
+    steps = range(summary.steps)
+    group = msgspec.structs.replace(
+        group,
+        launch=later(group.launch, already=is_slow),
+        start=later(group.start, already=is_slow),
+        end=later(group.end, already=True),
+        exposed=longer(group.exposed, first),
+    )
+    return msgspec.structs.replace(
+        summary,
+        begin=tuple(time + by_ns * step for step, time in enumerate(summary.begin)),
+        end=tuple(time + by_ns * (step + 1) for step, time in enumerate(summary.end)),
+        exposed=longer(summary.exposed, steps),
+        groups=(group,),
+    )
 
 
 def with_kernels(summary: Summary, by_module: dict[str, dict[str, int]]) -> Summary:

@@ -28,7 +28,8 @@ PARTS: tuple[Part, ...] = get_args(Part)
 _ON_GPU = [kind.endswith("_gpu") for kind in PARTS]
 _ON_HOST = [place for place, kind in enumerate(PARTS) if kind.endswith("_host")]
 _HIDDEN = ("forward_hidden", "backward_hidden")
-"""What collectives hide of the parts on the host, in their order."""
+_BESIDE = ("forward_beside", "backward_beside")
+"""What collectives hide of the parts on the host, and what runs beside kernels, in their order."""
 
 
 class Table:
@@ -40,6 +41,7 @@ class Table:
     Attributes:
         times: clock time in nanoseconds, by rank, module, part and step.
         taken: the same, with what the host executes while collectives hide it.
+        work: the same, with what the host executes beside kernels.
         has: whether a rank has a module, by rank and module.
         by_step: ``taken`` by module and step, all parts together: median of the ranks that have the
             module.
@@ -55,19 +57,26 @@ class Table:
         place = {module.path: index for index, module in enumerate(self.modules)}
         steps = len(next(iter(steps_of.values())))
         self.times = np.zeros((len(ranks), len(self.modules), len(PARTS), steps), np.int64)
-        self.taken = np.zeros_like(self.times)
+        self.taken, self.work = np.zeros_like(self.times), np.zeros_like(self.times)
         self.has = np.zeros((len(ranks), len(self.modules)), bool)
         for row, (rank, of_rank) in enumerate(zip(ranks, compared, strict=True)):
             if not of_rank:
                 continue
             index = [place[module.path] for module in of_rank]
+            none = (0,) * ranks[rank].steps
             numbers = np.array(
-                [[getattr(module, kind) for kind in (*PARTS, *_HIDDEN)] for module in of_rank]
+                [
+                    [getattr(module, kind) or none for kind in (*PARTS, *_HIDDEN, *_BESIDE)]
+                    for module in of_rank
+                ]
             )
-            numbers = numbers[:, :, steps_of[rank]]
-            self.times[row, index] = self.taken[row, index] = numbers[:, : len(PARTS)]
-            for kind, hidden in zip(_ON_HOST, range(len(PARTS), numbers.shape[1]), strict=True):
-                self.taken[row, index, kind] += numbers[:, hidden]
+            clock, hidden, beside = np.split(
+                numbers[:, :, steps_of[rank]], (len(PARTS), len(PARTS) + len(_HIDDEN)), axis=1
+            )
+            self.times[row, index] = self.taken[row, index] = clock
+            self.taken[row, np.array(index)[:, None], _ON_HOST] += hidden
+            self.work[row, index] = self.taken[row, index]
+            self.work[row, np.array(index)[:, None], _ON_HOST] += beside
             self.has[row, index] = True
         self.has_gpu = bool(self.times[:, :, _ON_GPU].any())
         self.by_step = np.zeros((len(self.modules), steps), np.int64)
@@ -79,21 +88,32 @@ class Table:
             for modules, rows in _groups(self.has & stage[:, None])
             if len(rows) > 1
         ]
-        self._others = [Others(self.taken[rows][:, modules]) for modules, rows in self.peers]
+        self._others = [
+            (Others(self.taken[rows][:, modules]), Others(self.work[rows][:, modules]))
+            for modules, rows in self.peers
+        ]
 
-    def others(self, rank: int) -> Ints:
+    def others(self, rank: int, own: Ints | None = None) -> Ints:
         """Return the median over the other ranks, by module, part and step.
 
         The host of a rank that waits works beside the collective, and holds up nothing. This time
-        counts here: the rank that they wait for does the same work, and holds up its device.
+        counts here: the rank that they wait for does the same work, and holds up its device. What
+        the others' hosts do beside kernels counts as far as the rank's own host takes as long: it
+        does the same work, and its device happens to have nothing to run.
 
         For modules that no other rank has, this is the rank's own time: nothing is compared.
+
+        Args:
+            rank: the rank.
+            own: what it takes, ``times`` by default.
         """
         row = self.ranks.index(rank)
-        others_times: Ints = self.times[row].copy()
-        for (modules, rows), others in zip(self.peers, self._others, strict=True):
+        own = self.times[row] if own is None else own
+        others_times: Ints = own.copy()
+        for (modules, rows), (taken, work) in zip(self.peers, self._others, strict=True):
             if row in rows:
-                others_times[modules] = others.of(self.taken[row, modules])
+                least, most = taken.of(self.taken[row, modules]), work.of(self.work[row, modules])
+                others_times[modules] = np.clip(own[modules], least, most)
         return others_times
 
     def peers_of(self, rank: int, path: str) -> tuple[int, ...]:
@@ -131,14 +151,15 @@ def _outside(summary: Summary, place: str) -> ModuleTimes:
     """Return what the host does in one place outside of modules."""
     none = (0,) * summary.steps
     outside_times = [outside for outside in summary.outside if outside.place == place]
-    host, hidden = (
+    host, hidden, beside = (
         tuple(map(sum, zip(none, *times, strict=True)))
         for times in (
             [outside.host for outside in outside_times],
             [outside.hidden for outside in outside_times],
+            [outside.beside or none for outside in outside_times],
         )
     )
-    return ModuleTimes(place, "", False, none, host, hidden, none, none, none)
+    return ModuleTimes(place, "", False, none, host, hidden, none, none, none, beside)
 
 
 def _groups(has_module: Mask) -> list[tuple[Ints, Ints]]:
@@ -205,7 +226,10 @@ def find_spreads(table: Table, step_ns: int) -> tuple[tuple[ModuleSpread, ...], 
         before, after = table.others(rank), table.times[row]
         earlier, now = before.sum(axis=1), after.sum(axis=1)
         # What the modules have in common is seen where neither side leaves out what is hidden.
-        shift = shift_of(earlier, table.taken[row].sum(axis=1)) if large.any() else None
+        shift = None
+        if large.any():
+            taken = table.taken[row]
+            shift = shift_of(table.others(rank, taken).sum(axis=1), taken.sum(axis=1))
         for index in chosen:
             module = table.modules[index]
             kind = PARTS[int((middle(after[index]) - middle(before[index])).argmax())]

@@ -46,18 +46,19 @@ class Outside:
         self.edges: Ints = merged(self._within.edges, self._runs.edges, self._lines.edges)
 
     def times(
-        self, times: Ints, length: Ints, step: Ints, span: Ints, hidden: np.ndarray, steps: int
+        self, times: Ints, length: Ints, step: Ints, span: Ints, part: Ints, steps: int
     ) -> tuple[OutsideTimes, ...]:
         """Return the time by place and by what the host does; the pieces lie between two edges.
 
         ``span`` is the node that the host executes, an index into the spans; ``NOTHING`` for none.
+        ``part`` is 0 for time of the clock, 1 for what a collective hides, 2 beside kernels.
         """
         if not len(times) or not (self._within.values >= 0).any():
             return ()
         columns = np.stack([self._places(times), self._doing(times, span), self._lines.at(times)])
         keys, group = np.unique(columns, axis=1, return_inverse=True)
-        by_step = np.zeros((keys.shape[1], 2, steps), np.int64)
-        np.add.at(by_step, (group.ravel(), hidden.astype(int), step), length)
+        by_step = np.zeros((keys.shape[1], 3, steps), np.int64)
+        np.add.at(by_step, (group.ravel(), part, step), length)
         return tuple(
             OutsideTimes(
                 _named(place),
@@ -65,6 +66,7 @@ class Outside:
                 tuple(times[0]),
                 tuple(times[1]),
                 self._texts[line] if line >= 0 else "",
+                tuple(times[2]),
             )
             for (place, doing, line), times in zip(keys.T.tolist(), by_step.tolist(), strict=True)
         )

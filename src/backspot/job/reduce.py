@@ -44,11 +44,14 @@ from backspot.trace import Category, Events, names
 from backspot.trace.columns import Index
 from backspot.trace.events import Ints, Mask
 
-_GPU, _HOST, _HIDDEN = 0, 1, 2
+_GPU, _HOST, _HIDDEN, _BESIDE = range(4)
 _WAITS = -2
 """What the host executes where it waits."""
-_PARTS = 6
-"""Of the forward, then of the backward: on the GPU, on the host, hidden by collectives."""
+_PARTS = 8
+"""Of the forward, then of the backward: on the GPU, on the host, hidden by collectives, and on the
+host beside kernels. The last counts besides the clock."""
+_IN_ORDER = (_GPU, _HOST, _HIDDEN, 4 + _GPU, 4 + _HOST, 4 + _HIDDEN, _BESIDE, 4 + _BESIDE)
+"""The parts as ``ModuleTimes`` has them."""
 
 
 def summarize(path: Path) -> Summary:
@@ -66,8 +69,9 @@ def reduce_trace(recording: Recording, identity: Identity) -> Summary:
     work = _work_of_host(ownership, clock, collectives.waits)
     launches = _launches(events)
     outside, data = Outside(events, ownership, recording.sites), _data(activity)
-    hidden = work.edges[_runs_collective(ownership, clock.whole.over(work.edges))]
-    edges = [collectives.waits.edges, transfers.edges, operators.edges, launches.edges, hidden]
+    # What the host executes counts besides the clock where a device works.
+    beside = work.edges[clock.whole.over(work.edges) >= len(ownership.spans.start)]
+    edges = [collectives.waits.edges, transfers.edges, operators.edges, launches.edges, beside]
     marks = events.prefixed(Category.ANNOTATION, names.COLLECTION)
     collecting = first_started(events.start[marks], events.end[marks], marks)
     edges += [outside.edges, data.edges, collecting.edges]
@@ -194,14 +198,14 @@ def _outside(
     """
     ownership, holders, (spent, _) = ledger.ownership, ledger.holders, line
     on_host = np.where(holders.work < 0, holders.span, _WAITS)
-    span = np.where(line.exposed, work.over(spent.start), on_host[spent.holder])
+    beside = (spent.kind == WallKind.GPU) & ~line.exposed
+    span = np.where(line.exposed | beside, work.over(spent.start), on_host[spent.holder])
     inside = ownership.owners.is_module[ownership.owner]
     is_outside = (span != _WAITS) & ~take(inside, span, False) & (left_out.over(spent.start) < 0)
-    is_outside &= line.exposed | ~spent.runs
+    is_outside &= line.exposed | beside | ~spent.runs
     chosen, steps = spent.where(is_outside), len(ledger.windows.start)
-    return outside.times(
-        chosen.start, chosen.length, chosen.step, span[is_outside], line.exposed[is_outside], steps
-    )
+    part = np.where(line.exposed, 1, np.where(beside, 2, 0))[is_outside]
+    return outside.times(chosen.start, chosen.length, chosen.step, span[is_outside], part, steps)
 
 
 def _in_modules_too(recording: Recording, collecting: Timeline) -> Iterator[OutsideTimes]:
@@ -220,15 +224,6 @@ def _in_modules_too(recording: Recording, collecting: Timeline) -> Iterator[Outs
     paused = summed(step[mark >= 0], length[mark >= 0], len(none))
     if paused.any():
         yield OutsideTimes(COLLECTING, "", tuple(paused.tolist()), none)
-
-
-def _runs_collective(ownership: Ownership, holder: Ints) -> Mask:
-    """Return whether each holder is a collective."""
-    work = holder - len(ownership.spans.start)
-    is_collective: Mask = (
-        take(ownership.work.precedence, np.maximum(work, NOTHING)) == Precedence.COMMUNICATION
-    )
-    return is_collective
 
 
 class _Modules(NamedTuple):
@@ -256,31 +251,37 @@ class _Modules(NamedTuple):
 def _modules(ledger: Ledger, line: _Line, work: Timeline) -> _Modules:
     """Return the time of each owner in each step, by the rows' rule.
 
-    A rank that waits for another one hides the work of its host behind the collective.
+    A rank that waits for another one hides the work of its host behind the collective. What the
+    host executes beside kernels counts once more, so that the work of hosts can be compared.
     """
     owners, holders, (spent, _) = ledger.ownership.owners, ledger.holders, line
-    hidden = holders.at(work.over(spent.start), spent.start)
-    holder = np.where(line.exposed, hidden, spent.holder)
+    executes = holders.at(work.over(spent.start), spent.start)
+    holder = np.where(line.exposed, executes, spent.holder)
+    on_gpu = (spent.kind == WallKind.GPU) & ~line.exposed
     kind = np.where(spent.kind == WallKind.GPU, _GPU, np.where(line.exposed, _HIDDEN, _HOST))
-    column = kind + 3 * (holders.run[holder] >= 0)
-    held_intervals = np.flatnonzero(holder != holders.nothing)
-    place, share, length = holders.shares.split(
-        holder[held_intervals], spent.length[held_intervals]
+    beside = np.flatnonzero(on_gpu)
+    holder, kind, step, length = (
+        np.concatenate(columns)
+        for columns in (
+            (holder, executes[beside]),
+            (kind, np.full(len(beside), _BESIDE)),
+            (spent.step, spent.step[beside]),
+            (spent.length, spent.length[beside]),
+        )
     )
-    held_intervals, owner, steps = (
-        held_intervals[place],
-        holders.shares.owner[share],
-        len(ledger.windows.start),
-    )
+    column = kind + 4 * (holders.run[holder] >= 0)
+    held_intervals, steps = np.flatnonzero(holder != holders.nothing), len(ledger.windows.start)
+    place, share, length = holders.shares.split(holder[held_intervals], length[held_intervals])
+    held_intervals, owner = held_intervals[place], holders.shares.owner[share]
     column, working = column[held_intervals], holders.work[holder[held_intervals]]
-    key, step = owner * _PARTS + column, spent.step[held_intervals]
+    key, step = owner * _PARTS + column, step[held_intervals]
     by_step = summed_by_step(key, step, length, len(owners) * _PARTS, steps)
     of_owner = by_step.reshape(len(owners), _PARTS, steps)
     is_module = owners.is_module
     place_of = np.full(len(owners), NOTHING)
     modules: list[ModuleTimes] = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
-        times = (tuple(row) for row in of_owner[index].tolist())
+        times = (tuple(row) for row in of_owner[index, _IN_ORDER].tolist())
         place_of[index] = len(modules)
         modules.append(ModuleTimes(*owners.named(index), bool(is_module[index]), *times))
     return _Modules(tuple(modules), place_of, owner, column, step, working, length)
@@ -291,9 +292,9 @@ def _kernels(
 ) -> tuple[tuple[str, ...], tuple[KernelTimes, ...]]:
     """Return the longest kernels of each module and direction, and the names of all of these."""
     ownership, steps = ledger.ownership, len(ledger.windows.start)
-    chosen = (modules.column % 3 == _GPU) & (modules.work >= 0)
+    chosen = (modules.column % 4 == _GPU) & (modules.work >= 0)
     chosen &= ownership.owners.is_module[modules.owner] & (modules.length > 0)
-    place, backward = modules.place[modules.owner[chosen]], modules.column[chosen] // 3
+    place, backward = modules.place[modules.owner[chosen]], modules.column[chosen] // 4
     # Long names that begin alike count as one: in a summary they are.
     names_of, number_of = Index(), np.zeros(len(events.names), np.int64)
     used = ownership.work.name[modules.work[chosen]]

@@ -49,7 +49,7 @@ _NORMAL = 1.4826
 """Standard deviation of normal noise in median absolute deviations."""
 _CHANCE = 0.05
 """Chance that noise alone exceeds the reach in any of the comparisons."""
-MATTERS, _MATTERS_OF_MANY = 0.02, 0.005
+MATTERS, MATTERS_OF_MANY = 0.02, 0.005
 """Share of the step from which a difference is worth a claim, of few ranks and of many."""
 
 
@@ -111,7 +111,7 @@ def least(values: np.ndarray, comparisons: int, step_ns: int) -> np.ndarray:
     noise = reach(values, comparisons)
     if noise is None:
         return np.full(values.shape[1:], MATTERS * step_ns)
-    least_ns: np.ndarray = np.maximum(noise, _MATTERS_OF_MANY * step_ns)
+    least_ns: np.ndarray = np.maximum(noise, MATTERS_OF_MANY * step_ns)
     return least_ns
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from backspot.analysis.typical import TypicalStep
 from backspot.job.modules import Claim, Table
-from backspot.job.replay import JobReplay
+from backspot.job.replay import Change, JobReplay
 from backspot.job.roles import Roles
-from backspot.job.scatter import MATTERS
+from backspot.job.scatter import MATTERS, MATTERS_OF_MANY
 from backspot.job.summary import Call, Summary
 from backspot.job.waiting import GroupWaits
 from backspot.registry import Registry, Rule as AnyRule
@@ -139,6 +139,35 @@ class Evidence:
             self.typical, calls, step, np.array([call.bytes for call in calls], np.int64), *times
         )
 
+    def costly(self, longer_ns: Mapping[int, int]) -> set[int]:
+        """Return the ranks without whose longer work the job's step would take less.
+
+        Kernels also take longer beside the collectives of a rank that waits, and a slow rank costs
+        nothing where all wait for a host. A rank counts if it costs the job something as it is, or
+        once all other ones are as fast as the rest: two that are alike hide each other. The replay
+        says up to three times too little (``planted_ranks``), so 0.5% of the step is enough.
+
+        Args:
+            longer_ns: nanoseconds a step by which the work of each rank takes longer.
+        """
+        if not self.replay or not longer_ns:
+            return set(longer_ns)
+        changes = {
+            rank: change
+            for rank, by_ns in longer_ns.items()
+            if (change := self.replay.sooner(rank, by_ns))
+        }
+        rest = [_together(changes[one] for one in changes if one != rank) for rank in changes]
+        variants = [_together(changes.values()), *changes.values(), *rest]
+        now, without_any, *others = self.replay.steps(variants)
+        without_it, with_it_alone = others[: len(changes)], others[len(changes) :]
+        return longer_ns.keys() - {
+            rank
+            for rank, without, alone in zip(changes, without_it, with_it_alone, strict=True)
+            if self.typical.value(np.maximum(now - without, alone - without_any))
+            < MATTERS_OF_MANY * self.step_ns
+        }
+
     def phase(self, name: str) -> Ints:
         """Return the clock time of a phase, by rank and step."""
         phase_ns = np.zeros((len(self.ranks), self.steps), np.int64)
@@ -147,6 +176,18 @@ class Evidence:
                 if phase.name == name:
                     phase_ns[row] = np.array(phase.by_step, np.int64)[list(self.at[rank])]
         return phase_ns
+
+
+def _together(changes: Iterable[Change]) -> Change:
+    """Return these changes as one."""
+    made = tuple(changes)
+
+    def change(takes: np.ndarray) -> np.ndarray:
+        for one in made:
+            takes = one(takes)
+        return takes
+
+    return change
 
 
 def _low_median(values: Ints) -> Ints:

@@ -304,16 +304,19 @@ def slow_gpu(evidence: Evidence) -> Iterator[JobFinding]:
     **Cause.** The kernels of all modules take longer on one rank: it has larger batches, or a
     slower GPU.
 
-    **Found by** forward kernels of all modules together that take at least 5% longer, in each step.
+    **Found by** forward kernels of all modules together that take at least 5% longer in each step,
+    where that costs the job something.
 
-    **Fix.** Compare the shapes of the batches. If they are alike, look at the clock, the
-    temperature and the power limit with `nvidia-smi -q -d CLOCK,TEMPERATURE,POWER`.
+    **Fix.** Compare the batches' shapes. If they are alike, look at clock, temperature and power
+    limit with `nvidia-smi -q -d CLOCK,TEMPERATURE,POWER`.
     """
-    # Kernels of the backward run beside collectives, which slows them down on ranks that wait.
+    # Kernels of the backward run beside collectives, which slows them down on ranks that wait. With
+    # FSDP those of the forward do, too: then the rank costs nothing.
     table, forward = evidence.table, PARTS.index("forward_gpu")
     times = table.times[:, :, forward]
     total = middle(times.sum(axis=1))
     noise = reach(total, len(total))
+    slow: dict[int, tuple[int, int]] = {}
     for row, rank in enumerate(table.ranks):
         others_ns, now = table.others(rank)[:, forward], times[row]
         usual, taken_ns = (int(middle(kernels_ns.sum(axis=0))) for kernels_ns in (others_ns, now))
@@ -323,11 +326,14 @@ def slow_gpu(evidence: Evidence) -> Iterator[JobFinding]:
         if taken_ns <= (1 + clock) * usual:  # most ranks end here
             continue
         shifts = [shift_of(others_ns[:, [step]], now[:, [step]]) for step in range(evidence.steps)]
-        if len(shifts) < 2 or not all(
+        if len(shifts) > 1 and all(
             shift and math.expm1(shift.common) > max(clock, 2 * shift.scatter)
             for shift in (shift_of(others_ns, now), *shifts)
         ):
-            continue
+            slow[rank] = taken_ns, usual
+    costly = evidence.costly({rank: taken_ns - usual for rank, (taken_ns, usual) in slow.items()})
+    for rank in sorted(costly):
+        taken_ns, usual = slow[rank]
         yield _found(
             kind="gpu",
             rank=rank,
@@ -416,9 +422,10 @@ def _longest(evidence: Evidence, claim: Claim) -> tuple[str, int, bool]:
         there = [outside for outside in summary.outside if outside.place == claim.module.path]
         if not there:
             continue
-        by_step = np.array(
-            [np.add(outside.host, outside.hidden if rank != claim.rank else 0) for outside in there]
-        )[:, list(evidence.at[rank])]
+        by_step = np.array([outside.host for outside in there])
+        if rank != claim.rank:  # all that the other hosts do there, whatever hides it
+            by_step += [np.add(outside.hidden, outside.beside or 0) for outside in there]
+        by_step = by_step[:, list(evidence.at[rank])]
         # In the steps that the claim is made of: what ran in another one is no cause of it.
         taken = in_middle_steps(by_step, by_step.sum(axis=0)).tolist()
         for outside, taken_ns in zip(there, taken, strict=True):
