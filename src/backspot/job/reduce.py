@@ -47,11 +47,9 @@ from backspot.trace.events import Ints, Mask
 _GPU, _HOST, _HIDDEN, _BESIDE = range(4)
 _WAITS = -2
 """What the host executes where it waits."""
-_PARTS = 8
-"""Of the forward, then of the backward: on the GPU, on the host, hidden by collectives, and on the
-host beside kernels. The last counts besides the clock."""
-_IN_ORDER = (_GPU, _HOST, _HIDDEN, 4 + _GPU, 4 + _HOST, 4 + _HIDDEN, _BESIDE, 4 + _BESIDE)
-"""The parts as ``ModuleTimes`` has them."""
+_KINDS = ("gpu", "host", "hidden", "beside")
+_PARTS = [f"{way}_{kind}" for way in ("forward", "backward") for kind in _KINDS]
+"""The times of a module, as ``ModuleTimes`` names them."""
 
 
 def summarize(path: Path) -> Summary:
@@ -157,6 +155,12 @@ class _Line(NamedTuple):
         is_exposed: Mask = self.exchange >= 0
         return is_exposed
 
+    @property
+    def beside_kernels(self) -> Mask:
+        """Whether what the host executes holds up nothing, as kernels or copies run."""
+        is_beside: Mask = (self.spent.kind == WallKind.GPU) & ~self.exposed
+        return is_beside
+
 
 def _line(ledger: Ledger, collectives: Collectives, times: Ints) -> _Line:
     """Return the clock time of the steps, cut at these times, too."""
@@ -198,7 +202,7 @@ def _outside(
     """
     ownership, holders, (spent, _) = ledger.ownership, ledger.holders, line
     on_host = np.where(holders.work < 0, holders.span, _WAITS)
-    beside = (spent.kind == WallKind.GPU) & ~line.exposed
+    beside = line.beside_kernels
     span = np.where(line.exposed | beside, work.over(spent.start), on_host[spent.holder])
     inside = ownership.owners.is_module[ownership.owner]
     is_outside = (span != _WAITS) & ~take(inside, span, False) & (left_out.over(spent.start) < 0)
@@ -257,9 +261,8 @@ def _modules(ledger: Ledger, line: _Line, work: Timeline) -> _Modules:
     owners, holders, (spent, _) = ledger.ownership.owners, ledger.holders, line
     executes = holders.at(work.over(spent.start), spent.start)
     holder = np.where(line.exposed, executes, spent.holder)
-    on_gpu = (spent.kind == WallKind.GPU) & ~line.exposed
     kind = np.where(spent.kind == WallKind.GPU, _GPU, np.where(line.exposed, _HIDDEN, _HOST))
-    beside = np.flatnonzero(on_gpu)
+    beside = np.flatnonzero(line.beside_kernels)
     holder, kind, step, length = (
         np.concatenate(columns)
         for columns in (
@@ -269,21 +272,22 @@ def _modules(ledger: Ledger, line: _Line, work: Timeline) -> _Modules:
             (spent.length, spent.length[beside]),
         )
     )
-    column = kind + 4 * (holders.run[holder] >= 0)
+    column = kind + len(_KINDS) * (holders.run[holder] >= 0)
     held_intervals, steps = np.flatnonzero(holder != holders.nothing), len(ledger.windows.start)
     place, share, length = holders.shares.split(holder[held_intervals], length[held_intervals])
     held_intervals, owner = held_intervals[place], holders.shares.owner[share]
     column, working = column[held_intervals], holders.work[holder[held_intervals]]
-    key, step = owner * _PARTS + column, step[held_intervals]
-    by_step = summed_by_step(key, step, length, len(owners) * _PARTS, steps)
-    of_owner = by_step.reshape(len(owners), _PARTS, steps)
+    key, step = owner * len(_PARTS) + column, step[held_intervals]
+    by_step = summed_by_step(key, step, length, len(owners) * len(_PARTS), steps)
+    of_owner = by_step.reshape(len(owners), len(_PARTS), steps)
     is_module = owners.is_module
     place_of = np.full(len(owners), NOTHING)
     modules: list[ModuleTimes] = []
     for index in np.flatnonzero(of_owner.any(axis=(1, 2))).tolist():
-        times = (tuple(row) for row in of_owner[index, _IN_ORDER].tolist())
+        path, class_name = owners.named(index)
+        times = dict(zip(_PARTS, map(tuple, of_owner[index].tolist()), strict=True))
         place_of[index] = len(modules)
-        modules.append(ModuleTimes(*owners.named(index), bool(is_module[index]), *times))
+        modules.append(ModuleTimes(path, class_name, bool(is_module[index]), **times))
     return _Modules(tuple(modules), place_of, owner, column, step, working, length)
 
 
@@ -292,9 +296,9 @@ def _kernels(
 ) -> tuple[tuple[str, ...], tuple[KernelTimes, ...]]:
     """Return the longest kernels of each module and direction, and the names of all of these."""
     ownership, steps = ledger.ownership, len(ledger.windows.start)
-    chosen = (modules.column % 4 == _GPU) & (modules.work >= 0)
+    chosen = (modules.column % len(_KINDS) == _GPU) & (modules.work >= 0)
     chosen &= ownership.owners.is_module[modules.owner] & (modules.length > 0)
-    place, backward = modules.place[modules.owner[chosen]], modules.column[chosen] // 4
+    place, backward = modules.place[modules.owner[chosen]], modules.column[chosen] // len(_KINDS)
     # Long names that begin alike count as one: in a summary they are.
     names_of, number_of = Index(), np.zeros(len(events.names), np.int64)
     used = ownership.work.name[modules.work[chosen]]
