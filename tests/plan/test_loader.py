@@ -12,12 +12,14 @@ from torch.utils.data import BatchSampler, Dataset, SequentialSampler, default_c
 
 from backspot.live.plan import loader as loader_trial
 from backspot.live.plan.loader import Batch, most_workers, workers
+from backspot.live.plan.pace import limit_of
 from backspot.live.plan.room import room_on
 from backspot.live.torch_internals.batches import Loading
 from backspot.live.trials.twins import Refused
 from backspot.results.trials import Variant
 
-resource = pytest.importorskip("resource")  # Windows has none
+fcntl = pytest.importorskip("fcntl")  # Windows has none, nor the next one
+resource = pytest.importorskip("resource")
 
 MS = 1_000_000
 STEP = 20 * MS
@@ -53,7 +55,7 @@ def loading(data, now=0, batch=4, collate=default_collate):
 
 
 def tried(data, seconds=2.0, **more) -> dict[str, Variant]:
-    trial, _ = workers(loading(data, **more), STEP, 5 * MS, seconds)
+    trial = workers(loading(data, **more), STEP, 5 * MS, seconds).tried
     return {variant.name: variant for variant in trial.variants}
 
 
@@ -117,6 +119,28 @@ def test_an_epoch_of_few_batches_is_gone_through_again():
 def test_an_epoch_without_a_batch_is_named():
     with pytest.raises(Refused, match=r"^an epoch has no batch$"):
         tried(Samples(2))
+
+
+class OfOneDisk(Samples):
+    """Reads a sample at a time, whatever the number of workers."""
+
+    def __init__(self, lock):
+        super().__init__()
+        self.lock = lock
+        lock.touch()
+
+    def __getitem__(self, index):
+        with self.lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return super().__getitem__(index)
+
+
+def test_workers_that_wait_for_one_disk_are_late_for_a_faster_step_alone(tmp_path):
+    data, slow, fast = OfOneDisk(tmp_path / "lock"), 16 * MS, MS  # a batch takes 8 ms
+    waits = workers(loading(data, now=2), STEP, slow, 4.0, [fast]).waits
+    assert waits[fast] >= 6 * MS
+    assert waits[slow] < waits[fast]
+    assert 7 * MS <= limit_of(waits) <= slow
 
 
 def test_what_workers_take_from_the_computing_counts_as_a_wait(monkeypatch):

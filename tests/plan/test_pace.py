@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from backspot.live.plan.loader import numbers_of
-from backspot.live.plan.pace import IF_READY, BesideLoader, LoaderPace, WorkersTrial
+from backspot.live.plan.pace import IF_READY, BesideLoader, LoaderPace, WorkersTrial, limit_of
 from backspot.results.plan import Rung
 
 MS = 1_000_000
@@ -166,3 +166,37 @@ def test_workers_that_a_trial_shows_to_keep_up_make_a_late_step_shorter():
     found = trial.paces(2, 40 * MS, 10 * MS)
     assert found["num_workers=2"].step(30 * MS) == 40 * MS
     assert found["num_workers=8"].step(30 * MS) == 30.5 * MS
+
+
+# What only a faster step waits for ----------------------------------------------------------------
+
+
+def test_a_faster_step_shows_what_one_process_alone_cannot():
+    """A disk that ends before the workers do: each loads fast by itself."""
+    limit = limit_of({11 * MS: 0.2 * MS, 6 * MS: 3.2 * MS})
+    assert limit == 9.2 * MS
+    trial = WorkersTrial({4: 0.2 * MS}, 11 * MS, 8 * MS, 16, limit)
+    pace = LoaderPace.of_step(4, 11 * MS, 0, trial)
+    assert pace is not None
+    assert (pace.step(6 * MS), pace.step(11 * MS)) == (9.2 * MS, 11 * MS)
+    batch = replace(rung("batch 64", 11, 6), kept=False)
+    _, others = BesideLoader(11 * MS, 0, pace).rungs([], [batch], None, pace)
+    assert times(others) == [("batch 64", 11, 9.2)]
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        {11 * MS: 2 * MS, 6 * MS: 2 * MS},  # a handover
+        {11 * MS: 4 * MS, 6 * MS: 2 * MS},  # cores that computing and workers share
+        {11 * MS: 0, 6 * MS: 0.2 * MS},
+        {11 * MS: 3 * MS},
+    ],
+)
+def test_a_wait_that_is_as_long_beside_a_slower_step_is_no_limit(waits):
+    assert not limit_of(waits)
+
+
+@given(st.dictionaries(st.integers(MS, 200 * MS), A_TIME, min_size=1, max_size=3))
+def test_a_limit_is_between_the_fastest_and_the_slowest_step(waits):
+    assert limit_of(waits) == 0 or min(waits) <= limit_of(waits) <= max(waits)

@@ -9,8 +9,8 @@ from backspot.errors import UsageError
 from backspot.formatting import duration
 from backspot.live.acts import Living
 from backspot.live.plan.comparing import predicted
-from backspot.live.plan.loader import LATEST_S, cores, workers
-from backspot.live.plan.pace import BesideLoader, LoaderPace, WorkersTrial
+from backspot.live.plan.loader import LATEST_S, OfWorkers, cores, workers
+from backspot.live.plan.pace import LATE, BesideLoader, LoaderPace, WorkersTrial, limit_of
 from backspot.live.plan.settings import AS_IT_IS
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.batches import Loading
@@ -19,7 +19,7 @@ from backspot.live.trials.trial import Live
 from backspot.live.trials.twins import Refused
 from backspot.results.plan import Rung
 from backspot.results.report import Report
-from backspot.results.trials import Tried, Variant
+from backspot.results.trials import Variant
 
 LOADER_S = 8.0
 _OPTIMIZER_S = 2.0
@@ -109,7 +109,7 @@ class Around:
             others: the other rungs.
             seconds: how long other numbers of workers may take.
         """
-        tried, why_not = self._tried_workers(ladder, seconds)
+        tried, why_not = self._tried_workers(ladder, others, seconds)
         return self._beside(ladder, others, tried, why_not)
 
     def beside_untried_loader(
@@ -122,12 +122,13 @@ class Around:
         self,
         ladder: Sequence[Rung],
         others: Sequence[Rung],
-        tried: tuple[Tried, float] | None,
+        of_workers: OfWorkers | None,
         why_not: str,
     ) -> tuple[list[Rung], list[Rung]]:
         step, waits = self._as_it_is, self._waits
         fastest = self._computes(ladder)
-        trial = None if tried is None else _trial(*tried, fastest)
+        tried = of_workers.tried if of_workers else None
+        trial = _trial(of_workers, fastest) if of_workers else None
         pace = None
         paces: Mapping[str, LoaderPace] = {}
         if self._loading is not None:
@@ -142,11 +143,11 @@ class Around:
         if tried is None:
             made = [Rung("workers", "loader", on, note=why_not)]
         elif why_not:
-            made = [Rung(one.name, "loader", on, note=why_not) for one in tried[0].variants[1:]]
+            made = [Rung(one.name, "loader", on, note=why_not) for one in tried.variants[1:]]
         else:
             made = [
                 _of_loader(Rung(one.name, "loader", on), one, pace, paces[one.name], computes)
-                for one in tried[0].variants[1:]
+                for one in tried.variants[1:]
             ]
         faster = _fewest([one for one in made if one.verdict == "helps"], paces, fastest)
         pace = paces[faster.setting] if faster else pace
@@ -171,15 +172,23 @@ class Around:
         """Return what a step with a ladder does not wait for a batch."""
         return max(1, self._step(ladder) - self._waits)
 
+    def _other_steps(self, ladder: Sequence[Rung], others: Sequence[Rung]) -> list[int]:
+        """Return the same of the step as it is, and of one that is faster than with the ladder."""
+        computes = self._computes(ladder)
+        fastest = min((self._computes((one,)) for one in others if one.step_ns), default=computes)
+        found = {self._computes(()), min(fastest, computes)}
+        return [one for one in found if abs(one - computes) > LATE * computes]
+
     def _tried_workers(
-        self, ladder: Sequence[Rung], seconds: float
-    ) -> tuple[tuple[Tried, float] | None, str]:
+        self, ladder: Sequence[Rung], others: Sequence[Rung], seconds: float
+    ) -> tuple[OfWorkers | None, str]:
         """Return how long batches let a step with the ladder wait, or why that is unknown."""
         if rank_and_ranks()[1] > 1:
             return None, "the process that reads would have the ranks' connections"
         step, computes = self._step(ladder), self._computes(ladder)
         try:
-            return workers(self._loading, step, computes, min(seconds, LOADER_S) - LATEST_S), ""
+            until, beside = min(seconds, LOADER_S) - LATEST_S, self._other_steps(ladder, others)
+            return workers(self._loading, step, computes, until, beside), ""
         except Refused as refused:
             return None, str(refused)
 
@@ -194,10 +203,10 @@ def on_graphs(report: Report) -> str:
     return f"{reason}; by a replay of the step as it is, at most {duration(saves)} less"
 
 
-def _trial(tried: Tried, loads: float, computes: int) -> WorkersTrial:
+def _trial(found: OfWorkers, computes: int) -> WorkersTrial:
     """Return what was tried by the numbers of workers, beside a step that computes for so long."""
-    waits = {int(one.name.partition("=")[2]): one.ns for one in tried.variants}
-    return WorkersTrial(waits, computes, loads, cores())
+    waits = {int(one.name.partition("=")[2]): one.ns for one in found.tried.variants}
+    return WorkersTrial(waits, computes, found.loads, cores(), limit_of(found.waits))
 
 
 def _of_loader(

@@ -21,7 +21,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -49,7 +49,8 @@ LATEST_S = 2.0
 """How long the last batch may take when the time is up."""
 _BATCHES, _FIRST = 10, 3
 """How many batches of a block count at least, and how many before do not: they wait for workers to
-start. Of many workers, which deliver in turn, these are three rounds, and one before."""
+start. Of many workers, which deliver in turn, these are three rounds, and two before. In the first
+of these nothing is computed, or what is ready at the start would hide that workers are late."""
 _ROUNDS = 3
 _BLOCKS = 3
 _LEAST = 3
@@ -73,9 +74,27 @@ _OPEN_ELSEWHERE = ("h5py", "lmdb", "sqlite3", "pyodbc", "psycopg2", "zipfile", "
 _MOST_VISITED = 20_000
 
 
+class OfWorkers(NamedTuple):
+    """What was found of a loader's workers, in nanoseconds.
+
+    Attributes:
+        tried: the waits of a step with each number of workers.
+        loads: how long one process takes to load a batch by itself.
+        waits: of the workers as they are, the wait of a step by how long it computes.
+    """
+
+    tried: Tried
+    loads: float
+    waits: Mapping[int, float]
+
+
 def workers(
-    loading: Loading | None, step_ns: int, computes: int, seconds: float
-) -> tuple[Tried, float]:
+    loading: Loading | None,
+    step_ns: int,
+    computes: int,
+    seconds: float,
+    others: Collection[int] = (),
+) -> OfWorkers:
     """Try other numbers of workers, beside a step that computes for so long.
 
     Args:
@@ -83,9 +102,7 @@ def workers(
         step_ns: how long a step takes.
         computes: what of it is not spent waiting for a batch.
         seconds: how long the blocks of batches may take.
-
-    Returns:
-        What was tried, and how many nanoseconds one process takes to load a batch.
+        others: for how long other steps compute; the workers as they are are tried beside each.
 
     Raises:
         Refused: If the loader cannot be read apart from the training.
@@ -93,7 +110,7 @@ def workers(
     if loading is None:
         raise Refused("no DataLoader is known")
     _check(loading)
-    trial = _in_child(loading, computes, seconds)
+    trial = _in_child(loading, (computes, *others), seconds)
     now, waits = loading.workers, trial.waits
     if now in trial.errors:
         raise Refused(trial.errors[now])
@@ -105,7 +122,10 @@ def workers(
         for one in numbers
     ]
     what = f"{type(loading.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
-    return Tried(what, tuple(variants), min(map(len, waits.values()))), trial.loads
+    tried = Tried(what, tuple(variants), min(map(len, waits.values())))
+    beside = {computes: waits[now], **trial.beside}
+    means = {step: statistics.fmean(of) for step, of in beside.items() if len(of) >= _LEAST}
+    return OfWorkers(tried, trial.loads, means)
 
 
 def cores() -> int:
@@ -162,16 +182,23 @@ class _Trial:
     Attributes:
         loads: how long one process takes to load a batch, in nanoseconds.
         waits: for each number of workers the mean wait of a step in each round of them.
+        beside: the same beside other steps, by how long these compute, with the workers as they
+            are.
         errors: why a number of workers cannot be used.
     """
 
     loads: float = 0.0
     waits: dict[int, list[int]] = field(default_factory=dict)
+    beside: dict[int, list[int]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
 
 
-def _in_child(loading: Loading, computes: int, seconds: float) -> _Trial:
-    """Return the waits of the steps of each number of workers, measured in another process."""
+def _in_child(loading: Loading, steps: Sequence[int], seconds: float) -> _Trial:
+    """Return the waits of the steps of each number of workers, measured in another process.
+
+    Args:
+        steps: how long a step computes: first beside all numbers, then beside that of now.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
@@ -184,7 +211,7 @@ def _in_child(loading: Loading, computes: int, seconds: float) -> _Trial:
                 _OOM_SCORE.write_text("1000", "utf-8")
             gc.freeze()  # a collection would write to all that the processes share
             torch.set_num_threads(1)
-            _steps(loading, computes, seconds, lambda block: _tell(write, block))
+            _steps(loading, steps, seconds, lambda block: _tell(write, block))
         except BaseException as error:
             _tell(write, {"error": str(error) if isinstance(error, Refused) else reason(error)})
         else:
@@ -212,7 +239,9 @@ def _trial(blocks: Iterator[Mapping[str, Any]]) -> _Trial:
             trial.waits[number] = []
         number, error = block.get("workers"), block.get("error")
         if number is not None:
-            trial.waits[number] += block.get("waits", ())
+            of_step = block.get("beside")
+            waits = trial.beside.setdefault(of_step, []) if of_step else trial.waits[number]
+            waits += block.get("waits", ())
             if error:
                 trial.errors[number] = error
         elif error and not any(trial.waits.values()):
@@ -249,7 +278,10 @@ def _told(read: int, until: float) -> Iterator[dict[str, Any]]:
 
 
 def _steps(
-    loading: Loading, computes: int, seconds: float, tell: Callable[[Mapping[str, Any]], None]
+    loading: Loading,
+    steps: Sequence[int],
+    seconds: float,
+    tell: Callable[[Mapping[str, Any]], None],
 ) -> None:
     """Go through blocks of batches, of each number in turn, until the time is up.
 
@@ -259,7 +291,7 @@ def _steps(
     Args:
         tell: called with what is known after each block.
     """
-    end = time.monotonic() + seconds
+    end, computes = time.monotonic() + seconds, steps[0]
     sampler = copy.deepcopy(loading.sampler, {id(loading.dataset): loading.dataset})
     batches = iter(sampler)
     if (first := next(batches, None)) is None:
@@ -269,7 +301,9 @@ def _steps(
     can_be_cut = isinstance(first, (list, tuple)) and len(first) > 0
     for most in range(cores(), 0, -1):
         numbers = numbers_of(loading.workers, batch.loads, computes, most)
-        takes = (_takes(number, batch.loads, computes, forks) for number in numbers)
+        beside = [(number, computes) for number in numbers]
+        beside += [(loading.workers, step) for step in steps[1:]]
+        takes = (_takes(number, batch.loads, each, forks) for number, each in beside)
         part = min(1.0, _SHARE_OF_BLOCK * 1e9 * seconds / sum(takes))
         size = max(1, round(part * len(first))) if can_be_cut else 0
         part = size / len(first) if can_be_cut else 1.0
@@ -284,24 +318,25 @@ def _steps(
     indices = [one[:size] if can_be_cut else one for one in islice(cycle(epoch), max(counts))]
     order = random.Random(0)  # noqa: S311 - no secret
     for block in range(_BLOCKS):
-        others = order.sample(numbers[1:], len(numbers) - 1)
-        shuffled = [numbers[0], *others] if block == 0 else order.sample(numbers, len(numbers))
-        for number in shuffled:
+        first_of_all = beside[:1] if block == 0 else []
+        others = beside[len(first_of_all) :]
+        for number, step in [*first_of_all, *order.sample(others, len(others))]:
             skipped, counted = _of_block(number)
             each = max(1, number)
             try:
-                times = _block(loading, indices[: skipped + counted], number, part * computes, end)
+                times = _block(loading, indices[: skipped + counted], number, part * step, end)
             except Exception as error:
                 tell({"workers": number, "error": reason(error)})
                 if number == loading.workers:
                     return
-                numbers.remove(number)
+                beside.remove((number, step))
                 continue
             rounds = [
                 round(statistics.fmean(times[at : at + each]) / part)
                 for at in range(skipped, len(times) - each + 1, each)
             ]
-            tell({"workers": number, "waits": rounds})
+            apart = {"beside": step} if step != computes else {}
+            tell({"workers": number, "waits": rounds, **apart})
             if time.monotonic() > end:
                 return
 
@@ -348,7 +383,7 @@ def _of_block(workers: int) -> tuple[int, int]:
     """Return how many batches of a block do not count, and how many do: whole rounds."""
     each = max(1, workers)
     rounds = max(_ROUNDS, -(-_BATCHES // each))
-    return max(_FIRST, each), rounds * each
+    return workers + max(_FIRST, each), rounds * each
 
 
 class Batch(NamedTuple):
@@ -413,8 +448,10 @@ def _block(
         if next(for_batch, None) is None:
             return times
         waited = time.perf_counter_ns()
-        _compute(computes)
-        beside = time.perf_counter_ns() - waited - computes
+        beside = 0.0
+        if len(times) >= workers:
+            _compute(computes)
+            beside = time.perf_counter_ns() - waited - computes
         times.append(round(waited - begin + max(0.0, beside)))
         if time.monotonic() > end:
             return times

@@ -78,7 +78,7 @@ class LoaderPace:
         if pace.ns > step - waits:
             return pace
         # The trial has timed workers that a faster step would wait for.
-        return replace(pace, ns=min(step, trial.pace(workers).ns))
+        return replace(pace, ns=min(step, max(trial.pace(workers).ns, trial.limit)))
 
     def step(self, computes: float) -> float:
         """Return how long a step takes that computes for so long."""
@@ -88,6 +88,21 @@ class LoaderPace:
         """Return whether the loader limits such a step."""
         step = self.step(computes)
         return step - computes >= LATE * step and (not self.ns or self.ns >= step)
+
+
+def limit_of(waits: Mapping[int, float]) -> float:
+    """Return the time from one batch to the next, where only a faster step waits for that; or 0.
+
+    What one process takes to load a batch does not tell: a disk, a lock or the cores may end before
+    the workers do. Handing over a batch takes no longer beside a faster step, so what that waits
+    longer is for the workers.
+
+    Args:
+        waits: of the workers as they are, the wait of a step by how long it computes.
+    """
+    slowest, fastest = max(waits), min(waits)
+    step = fastest + waits[fastest]
+    return min(slowest, step) if waits[fastest] - waits[slowest] >= LATE * step else 0.0
 
 
 @dataclass(frozen=True)
@@ -102,12 +117,15 @@ class WorkersTrial:
         computes: for how long the step computes.
         loads: how long one process takes to load a batch by itself.
         cores: how many processes can run at a time.
+        limit: the time from one batch to the next of the workers as they are, where only a faster
+            step waits for that; or 0.
     """
 
     waits: Mapping[int, float]
     computes: float
     loads: float
     cores: int
+    limit: float = 0.0
 
     def pace(self, workers: int) -> LoaderPace:
         """Return the pace of a number of workers as the trial by itself says."""
