@@ -135,7 +135,8 @@ class OfOneDisk(Samples):
             return super().__getitem__(index)
 
 
-def test_workers_that_wait_for_one_disk_are_late_for_a_faster_step_alone(tmp_path):
+def test_workers_that_wait_for_one_disk_are_late_for_a_faster_step_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(loader_trial, "_compute", lambda ns: time.sleep(ns / 1e9))  # on no core
     data, slow, fast = OfOneDisk(tmp_path / "lock"), 16 * MS, MS  # a batch takes 8 ms
     waits = workers(loading(data, now=2), STEP, slow, 4.0, [fast]).waits
     assert waits[fast] >= 6 * MS
