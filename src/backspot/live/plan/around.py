@@ -174,6 +174,8 @@ class Around:
 
     def _other_steps(self, ladder: Sequence[Rung], others: Sequence[Rung]) -> list[int]:
         """Return the same of the step as it is, and of one that is faster than with the ladder."""
+        if self._loading is None or not self._loading.workers:
+            return []  # loading a batch takes as long beside any step
         computes = self._computes(ladder)
         fastest = min((self._computes((one,)) for one in others if one.step_ns), default=computes)
         found = {self._computes(()), min(fastest, computes)}
