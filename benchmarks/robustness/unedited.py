@@ -38,6 +38,7 @@ from typing import Any
 
 import backspot
 from backspot import Report
+from backspot.testing import quantile
 from benchmarks.harness import CannotRunError, Figures, Run, write_results
 from benchmarks.measuring import Budget, busy
 from benchmarks.robustness import toy_data
@@ -271,10 +272,6 @@ def is_advised(remedy: str, text: str) -> bool:
     return " " in remedy or (code in text and f"{remedy} does not help" not in text)
 
 
-_STUDENT = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26, 12: 2.20, 16: 2.13}
-"""Half the width of a 95% interval of a mean, in its standard errors, by the number of rounds."""
-
-
 def compared(place: Place, remedies: Collection[str], rounds: int) -> dict[str, tuple[str, str]]:
     """Time a script's steps as they are and with each of some remedies, in turn.
 
@@ -298,7 +295,7 @@ def compared(place: Place, remedies: Collection[str], rounds: int) -> dict[str, 
         column = 0 if place.device == "cuda" or "workers" in remedy else 1
         saved = [a[column] - b[column] for a, b in zip(bare, with_it, strict=True)]
         middle = statistics.mean(saved)
-        half = _STUDENT[rounds] * statistics.stdev(saved) / math.sqrt(rounds)
+        half = quantile(0.05, rounds - 1) * statistics.stdev(saved) / math.sqrt(rounds)
         before = statistics.mean(one[column] for one in bare)
         helps, hurts = middle - half > 0.01 * before, middle + half < -0.01 * before
         said = f"{before:.2f} ms a step, saves {middle:.2f} ± {half:.2f}"
@@ -413,7 +410,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkouts", type=Path, help="folder with the checkouts")
     add("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
-    add("--rounds", type=int, choices=_STUDENT, default=4, help="of timing a remedy (default: 4)")
+    add("--rounds", type=_rounds, default=4, help="of timing a remedy; 0: none (default: 4)")
+
+
+def _rounds(text: str) -> int:
+    number = int(text)
+    if number < 0 or number == 1:
+        raise argparse.ArgumentTypeError("0, or at least 2: one round has no spread")
+    return number
 
 
 def run_all(names: Sequence[str], run: Any, save: Callable[[str, Verdict], None]) -> Iterator[str]:

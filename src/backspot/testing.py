@@ -28,6 +28,8 @@ _NAMES = {
     "Prediction": ("backspot.analysis.replay.predict", "What steps with changes would take."),
     "Refusal": ("backspot.analysis.replay.replayable", "Why a recording is not replayed."),
     "predict": ("backspot.analysis.replay.predict", "The prediction for a recording."),
+    # Comparisons
+    "quantile": ("backspot.comparison.distributions", "How far chance alone goes: Student's t."),
     # Jobs
     "Graph": ("backspot.job.replay", "The tasks of all ranks, and which of them wait for which."),
     "Summary": ("backspot.job.summary", "What one rank says of itself."),
