@@ -8,11 +8,13 @@ script all the same.
   there is an error, so they are what hooks use.
 - ``heard`` also notices what other code has caught, such as a ``TimeoutError`` while a file is
   written. It is for work of some length.
+- ``later`` has handlers run after a moment in which Python drops what they raise, such as a fork.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -54,7 +56,49 @@ class contained:  # noqa: N801 - as contextlib.suppress
         return True
 
 
-class heard:  # noqa: N801 - as contained
+class _Before:
+    """Stands before the handlers of signals, for a ``with`` block."""
+
+    def __init__(self) -> None:
+        self._replaced: dict[int, tuple[Any, Any]] = {}
+
+    def _stand(self, number: int, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs in the place of a handler."""
+        raise NotImplementedError
+
+    def _replace(self, *, interrupt: bool) -> None:
+        """Stand before the script's handlers, and Python's own. Only the main thread runs them.
+
+        Args:
+            interrupt: whether also before the handler that raises ``KeyboardInterrupt``.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler) and (interrupt or handler is not signal.default_int_handler):
+                    standing = self._stand(number, handler)
+                    self._replaced[number] = handler, standing
+                    signal.signal(number, standing)
+
+    def _put_back(self) -> BaseException | None:
+        """Put the handlers back, but for those that the script has replaced since.
+
+        Returns:
+            What one of them raised meanwhile.
+        """
+        found = None
+        while self._replaced:
+            number, (handler, standing) = next(iter(self._replaced.items()))
+            try:
+                if signal.getsignal(number) is standing:
+                    signal.signal(number, handler)
+                del self._replaced[number]
+            except BaseException as raised:  # a handler ran just now
+                found = raised
+        return found
+
+
+class heard(_Before):  # noqa: N801 - as contained
     """A ``with`` block that raises what a signal's handler raised in it, whoever has caught that.
 
     Attributes:
@@ -62,18 +106,12 @@ class heard:  # noqa: N801 - as contained
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.raised: BaseException | None = None
-        self._replaced: dict[int, tuple[Any, Any]] = {}
 
     def __enter__(self) -> heard:
-        """Stand before the script's handlers. Only the main thread runs them."""
-        if threading.current_thread() is threading.main_thread():
-            for number in signal.valid_signals():
-                handler = signal.getsignal(number)
-                if callable(handler) and handler is not signal.default_int_handler:
-                    noting = self._noting(handler)
-                    self._replaced[number] = handler, noting
-                    signal.signal(number, noting)
+        """Stand before the handlers."""
+        self._replace(interrupt=False)
         return self
 
     def __exit__(
@@ -82,19 +120,12 @@ class heard:  # noqa: N801 - as contained
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Put the handlers back, but for those that the script has replaced since."""
-        while self._replaced:
-            number, (handler, noting) = next(iter(self._replaced.items()))
-            try:
-                if signal.getsignal(number) is noting:
-                    signal.signal(number, handler)
-                del self._replaced[number]
-            except BaseException as raised:  # a handler ran just now
-                self.raised = raised
+        """Put the handlers back, and raise what one of them raised."""
+        self.raised = self._put_back() or self.raised
         if self.raised is not None and self.raised is not error:
             _raise(self.raised)
 
-    def _noting(self, handler: Callable[[int, FrameType | None], Any]) -> Callable[..., Any]:
+    def _stand(self, number: int, handler: Callable[..., Any]) -> Callable[..., Any]:
         def noting(number: int, frame: FrameType | None) -> Any:
             try:
                 return handler(number, frame)
@@ -103,6 +134,41 @@ class heard:  # noqa: N801 - as contained
                 raise
 
         return noting
+
+
+class later(_Before):  # noqa: N801 - as contained
+    """A ``with`` block after which the handlers run of the signals that come in it.
+
+    Python only prints what a handler raises in a function that runs beside a fork, and the function
+    stops, such as the one that releases the lock of ``logging``. A process that is forked in the
+    block gets none of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process = os.getpid()
+        self._came: list[int] = []
+
+    def __enter__(self) -> None:
+        """Stand before the handlers."""
+        try:
+            self._replace(interrupt=True)
+        except BaseException:  # a handler ran before this stood before it
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        """Put the handlers back, and send the signals again that have come."""
+        raised = self._put_back()
+        came, self._came = self._came, []
+        if os.getpid() == self._process:
+            for number in came:
+                signal.raise_signal(number)
+            if raised is not None:
+                _raise(raised)
+
+    def _stand(self, number: int, handler: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda number, frame: self._came.append(number)
 
 
 def _raise(error: BaseException) -> None:

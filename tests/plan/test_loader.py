@@ -150,3 +150,32 @@ def test_what_workers_take_from_the_computing_counts_as_a_wait(monkeypatch):
 
     monkeypatch.setattr(loader_trial, "_compute", beside_workers)
     assert min(one.ns for one in tried(Samples()).values()) >= 5 * MS
+
+
+class Interrupted:
+    """Sends an interrupt beside a fork, once in the process that forks."""
+
+    def __init__(self):
+        self.left = 0
+        os.register_at_fork(after_in_parent=self)
+
+    def __call__(self):
+        if self.left:
+            self.left -= 1
+            signal.raise_signal(signal.SIGINT)
+
+
+beside_a_fork = Interrupted()
+
+
+def test_an_interrupt_beside_the_fork_is_not_lost():
+    data = Samples()
+    handler = signal.getsignal(signal.SIGINT)
+    before = os.listdir("/dev/fd")
+    beside_a_fork.left = 1
+    with pytest.raises(KeyboardInterrupt):
+        tried(data)
+    assert not beside_a_fork.left
+    assert os.listdir("/dev/fd") == before
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert tried(data)["num_workers=0"].ns

@@ -10,7 +10,7 @@ from backspot.formatting import duration
 from backspot.live.acts import Living
 from backspot.live.plan.comparing import predicted
 from backspot.live.plan.loader import LATEST_S, OfWorkers, cores, workers
-from backspot.live.plan.pace import LATE, BesideLoader, LoaderPace, WorkersTrial, limit_of
+from backspot.live.plan.pace import BesideLoader, LoaderPace, WorkersTrial, limit_of
 from backspot.live.plan.settings import AS_IT_IS
 from backspot.live.ranks import rank_and_ranks
 from backspot.live.torch_internals.batches import Loading
@@ -25,6 +25,9 @@ LOADER_S = 8.0
 _OPTIMIZER_S = 2.0
 """What other workers and other optimizers may take at most: they come after the search, which would
 leave them nothing. Workers need seconds to start."""
+_OTHER = 0.05
+"""Share of what the step with the ladder computes, by which another one differs enough for the
+loader to be tried beside it, too."""
 _ALIKE = 0.02
 """Share of the step by which more workers must be faster than fewer to be taken."""
 
@@ -179,7 +182,7 @@ class Around:
         computes = self._computes(ladder)
         fastest = min((self._computes((one,)) for one in others if one.step_ns), default=computes)
         found = {self._computes(()), min(fastest, computes)}
-        return [one for one in found if abs(one - computes) > LATE * computes]
+        return [one for one in found if abs(one - computes) > _OTHER * computes]
 
     def _tried_workers(
         self, ladder: Sequence[Rung], others: Sequence[Rung], seconds: float

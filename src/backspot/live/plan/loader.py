@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from backspot.interrupts import later
 from backspot.live.plan.room import room_on
 from backspot.live.surroundings import cpus_of_process
 from backspot.live.torch_internals.batches import Loading
@@ -111,7 +112,7 @@ def workers(
         raise Refused("no DataLoader is known")
     _check(loading)
     trial = _in_child(loading, (computes, *others), seconds)
-    now, waits = loading.workers, trial.waits
+    now, waits = loading.workers, trial.beside(computes)
     if now in trial.errors:
         raise Refused(trial.errors[now])
     if len(waits.get(now, ())) < _LEAST:
@@ -123,8 +124,8 @@ def workers(
     ]
     what = f"{type(loading.dataset).__name__}, beside {computes / 1e6:.1f} ms of computing"
     tried = Tried(what, tuple(variants), min(map(len, waits.values())))
-    beside = {computes: waits[now], **trial.beside}
-    means = {step: statistics.fmean(of) for step, of in beside.items() if len(of) >= _LEAST}
+    of_now = {step: of for (number, step), of in trial.waits.items() if number == now}
+    means = {step: statistics.fmean(of) for step, of in of_now.items() if len(of) >= _LEAST}
     return OfWorkers(tried, trial.loads, means)
 
 
@@ -181,16 +182,18 @@ class _Trial:
 
     Attributes:
         loads: how long one process takes to load a batch, in nanoseconds.
-        waits: for each number of workers the mean wait of a step in each round of them.
-        beside: the same beside other steps, by how long these compute, with the workers as they
-            are.
+        waits: for each number of workers, and how long a step computes beside them, the mean wait
+            of the step in each round of them.
         errors: why a number of workers cannot be used.
     """
 
     loads: float = 0.0
-    waits: dict[int, list[int]] = field(default_factory=dict)
-    beside: dict[int, list[int]] = field(default_factory=dict)
+    waits: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+
+    def beside(self, computes: int) -> dict[int, list[int]]:
+        """Return the waits by number of workers, beside a step that computes for so long."""
+        return {number: of for (number, step), of in self.waits.items() if step == computes}
 
 
 def _in_child(loading: Loading, steps: Sequence[int], seconds: float) -> _Trial:
@@ -201,33 +204,53 @@ def _in_child(loading: Loading, steps: Sequence[int], seconds: float) -> _Trial:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()  # with the workers, in a group that can be ended
-            os.close(read)
-            with suppress(OSError):  # where memory ends, this process goes, not the training
-                _OOM_SCORE.write_text("1000", "utf-8")
-            gc.freeze()  # a collection would write to all that the processes share
-            torch.set_num_threads(1)
-            _steps(loading, steps, seconds, lambda block: _tell(write, block))
-        except BaseException as error:
-            _tell(write, {"error": str(error) if isinstance(error, Refused) else reason(error)})
-        else:
-            _tell(write, {})
-        finally:
-            os._exit(0)
+    ends = list(os.pipe())
+    child = None
     try:
-        os.close(write)
-        return _trial(_told(read, time.monotonic() + seconds + LATEST_S))
+        with later():
+            child = os.fork()
+        if child == 0:
+            os.close(ends[0])
+            _read(loading, steps, seconds, lambda block: _tell(ends[1], block))
+            os._exit(0)
+        os.close(ends.pop())
+        return _trial(_told(ends[0], time.monotonic() + seconds + LATEST_S))
     finally:
-        os.close(read)
-        try:
-            os.killpg(child, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        if child == 0:
+            os._exit(0)
+        for end in ends:
+            os.close(end)
+        if child is not None:
+            _end(child)
+
+
+def _read(
+    loading: Loading,
+    steps: Sequence[int],
+    seconds: float,
+    tell: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Go through blocks of batches in a process that has just been forked, and tell their waits."""
+    try:
+        os.setsid()  # with the workers, in a group that can be ended
+        with suppress(OSError):  # where memory ends, this process goes, not the training
+            _OOM_SCORE.write_text("1000", "utf-8")
+        gc.freeze()  # a collection would write to all that the processes share
+        torch.set_num_threads(1)
+        _steps(loading, steps, seconds, tell)
+    except BaseException as error:
+        tell({"error": str(error) if isinstance(error, Refused) else reason(error)})
+    else:
+        tell({})
+
+
+def _end(child: int) -> None:
+    """End a process, and those that it has started."""
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def _trial(blocks: Iterator[Mapping[str, Any]]) -> _Trial:
@@ -235,15 +258,13 @@ def _trial(blocks: Iterator[Mapping[str, Any]]) -> _Trial:
     trial = _Trial()
     for block in blocks:
         trial.loads = block.get("loads", trial.loads)
-        for number in block.get("numbers", ()):
-            trial.waits[number] = []
+        for number, step in block.get("beside", ()):
+            trial.waits[number, step] = []
         number, error = block.get("workers"), block.get("error")
-        if number is not None:
-            of_step = block.get("beside")
-            waits = trial.beside.setdefault(of_step, []) if of_step else trial.waits[number]
-            waits += block.get("waits", ())
-            if error:
-                trial.errors[number] = error
+        if number is not None and error:
+            trial.errors[number] = error
+        elif number is not None:
+            trial.waits[number, block["step"]] += block["waits"]
         elif error and not any(trial.waits.values()):
             raise Refused(error)
     return trial
@@ -312,7 +333,7 @@ def _steps(
             break
     else:
         raise Refused("worker processes do not fit into what this machine has free")
-    tell({"loads": batch.loads, "numbers": numbers})
+    tell({"loads": batch.loads, "beside": beside})
     counts = [sum(_of_block(number)) for number in numbers]
     epoch = [first, *islice(batches, max(counts) - 1)]
     indices = [one[:size] if can_be_cut else one for one in islice(cycle(epoch), max(counts))]
@@ -335,8 +356,7 @@ def _steps(
                 round(statistics.fmean(times[at : at + each]) / part)
                 for at in range(skipped, len(times) - each + 1, each)
             ]
-            apart = {"beside": step} if step != computes else {}
-            tell({"workers": number, "waits": rounds, **apart})
+            tell({"workers": number, "step": step, "waits": rounds})
             if time.monotonic() > end:
                 return
 
