@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import string
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,10 @@ def _measured(of: Mapping[str, Any], name: str) -> str:
     said = [f"{older}{_device(of, name)}", entry["date"], entry["commit"]]
     done, wanted = entry.get("cases") or (1, 1)
     said += [f"{done} of {wanted} cases"] if done < wanted else []
-    for part in entry.get("parts", ()):
-        said.append(f"{len(part['cases'])} of them {part['date']}, {part['commit']}")
+    cases: Counter[str] = Counter()
+    for part in entry.get("parts", ()):  # also two of one commit, on machines that differ
+        cases[f"{part['date']}, {part['commit']}"] += len(part["cases"])
+    said += [f"{count} of them {run}" for run, count in cases.items()]
     return ", ".join(part for part in said if part)
 
 
