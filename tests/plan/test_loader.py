@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,16 +167,17 @@ class Interrupted:
 
 
 beside_a_fork = Interrupted()
+DESCRIPTORS = Path("/dev/fd")
 
 
 def test_an_interrupt_beside_the_fork_is_not_lost():
     data = Samples()
     handler = signal.getsignal(signal.SIGINT)
-    before = os.listdir("/dev/fd")
+    before = sorted(DESCRIPTORS.iterdir())
     beside_a_fork.left = 1
     with pytest.raises(KeyboardInterrupt):
         tried(data)
     assert not beside_a_fork.left
-    assert os.listdir("/dev/fd") == before
+    assert sorted(DESCRIPTORS.iterdir()) == before
     assert signal.getsignal(signal.SIGINT) is handler
     assert tried(data)["num_workers=0"].ns
