@@ -195,7 +195,7 @@ def difference(
     Args:
         plain: of each plain run.
         observed: of a run under Backspot.
-        timings: regular expressions of what the script says about its own speed.
+        timings: regular expressions of what no two runs print alike, as the script's speed.
         together: compare the words in alphabetical order, as they come in any.
 
     Returns:
