@@ -17,7 +17,7 @@ import inspect
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -162,13 +162,23 @@ class later(_Before):  # noqa: N801 - as contained
         raised = self._put_back()
         came, self._came = self._came, []
         if os.getpid() == self._process:
-            for number in came:
-                signal.raise_signal(number)
-            if raised is not None:
-                _raise(raised)
+            try:
+                _send(came)
+            finally:
+                if raised is not None:
+                    _raise(raised)
 
     def _stand(self, number: int, handler: Callable[..., Any]) -> Callable[..., Any]:
         return lambda number, frame: self._came.append(number)
+
+
+def _send(signals: Sequence[int]) -> None:
+    """Send this process signals, each of them whatever the handler of another one raises."""
+    if signals:
+        try:
+            signal.raise_signal(signals[0])
+        finally:
+            _send(signals[1:])
 
 
 def _raise(error: BaseException) -> None:

@@ -154,16 +154,15 @@ def test_what_workers_take_from_the_computing_counts_as_a_wait(monkeypatch):
 
 
 class Interrupted:
-    """Sends an interrupt beside a fork, once in the process that forks."""
+    """Sends signals beside a fork, once in the process that forks."""
 
     def __init__(self):
-        self.left = 0
+        self.by = []
         os.register_at_fork(after_in_parent=self)
 
     def __call__(self):
-        if self.left:
-            self.left -= 1
-            signal.raise_signal(signal.SIGINT)
+        while self.by:
+            signal.raise_signal(self.by.pop(0))
 
 
 beside_a_fork = Interrupted()
@@ -174,10 +173,24 @@ def test_an_interrupt_beside_the_fork_is_not_lost():
     data = Samples()
     handler = signal.getsignal(signal.SIGINT)
     before = sorted(DESCRIPTORS.iterdir())
-    beside_a_fork.left = 1
+    beside_a_fork.by = [signal.SIGINT]
     with pytest.raises(KeyboardInterrupt):
         tried(data)
-    assert not beside_a_fork.left
+    assert not beside_a_fork.by
     assert sorted(DESCRIPTORS.iterdir()) == before
     assert signal.getsignal(signal.SIGINT) is handler
     assert tried(data)["num_workers=0"].ns
+
+
+def test_of_two_signals_beside_the_fork_neither_is_lost():
+    def noticed(*_):
+        raise TimeoutError("the time of the job ends")
+
+    handler = signal.signal(signal.SIGUSR1, noticed)
+    beside_a_fork.by = [signal.SIGUSR1, signal.SIGINT]
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            tried(Samples())
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    assert isinstance(raised.value.__context__, TimeoutError)
