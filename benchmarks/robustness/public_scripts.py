@@ -32,7 +32,7 @@ class Script:
         data: toy data: each a kind, a path from the working folder, and sizes (``toy_data.py``).
         needs: packages beside torch that must be there.
         stubbed: what else stands in for something that is not there.
-        timings: regular expressions of what no two runs of the script print alike, as its speed.
+        varies: regular expressions of what no two runs of the script print alike, as its speed.
         path: folders, from the working folder, that the script imports from.
         interrupt: text on standard output after which Ctrl-C is pressed.
         together: whether several of its processes print at the same time, words in any order.
@@ -52,7 +52,7 @@ class Script:
     data: tuple[tuple[Any, ...], ...] = ()
     needs: tuple[str, ...] = ()
     stubbed: str = ""
-    timings: tuple[str, ...] = ()
+    varies: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     interrupt: str = ""
     together: bool = False

@@ -47,8 +47,8 @@ from benchmarks.robustness.second_clock import OUTSIDE
 from benchmarks.workers import NO_TIME
 
 CLOCK = Path(__file__).with_name("second_clock.py")
-TIMINGS = (r"\d+(\.\d+)? ?(ms|s|sec|seconds|it/s|img/s|/s)\b",)
-"""What no two runs print alike."""
+TIMES = (r"\d+(\.\d+)? ?(ms|s|sec|seconds|it/s|img/s|/s)\b",)
+"""Times and speeds, which no two runs of any script print alike."""
 
 TIE = 0.8
 """A row that takes this much of the slowest module's time may come first."""
@@ -185,7 +185,7 @@ def last_line(text: str) -> str:
 
 
 def difference(
-    plain: Sequence[str], observed: str, timings: Sequence[str], *, together: bool = False
+    plain: Sequence[str], observed: str, varies: Sequence[str], *, together: bool = False
 ) -> tuple[str, bool]:
     """Compare what runs printed.
 
@@ -195,7 +195,7 @@ def difference(
     Args:
         plain: of each plain run.
         observed: of a run under Backspot.
-        timings: regular expressions of what no two runs print alike, as the script's speed.
+        varies: regular expressions of what no two runs print alike, as the script's speed.
         together: compare the words in alphabetical order, as they come in any.
 
     Returns:
@@ -203,8 +203,8 @@ def difference(
     """
 
     def words(text: str, numbers: bool = True) -> list[str]:
-        for timing in (*timings, *TIMINGS, *(() if numbers else (r"-?\d[\d.]*(e[-+]\d+)?",))):
-            text = re.sub(timing, "#", text)
+        for pattern in (*varies, *TIMES, *(() if numbers else (r"-?\d[\d.]*(e[-+]\d+)?",))):
+            text = re.sub(pattern, "#", text)
         return sorted(text.split()) if together else text.split()
 
     exact = len({tuple(words(text)) for text in plain}) == 1
@@ -334,7 +334,7 @@ def run_script(place: Place, repeats: int) -> tuple[Verdict, list[Report]]:
     for _ in range(repeats):
         done = place.run("-m", "backspot", "run", *what.options)
         told, exact = difference(
-            [d.output for d in plain], done.output, what.timings, together=what.together
+            [d.output for d in plain], done.output, what.varies, together=what.together
         )
         found.seeded &= exact
         if done.code not in codes:

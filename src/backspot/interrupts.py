@@ -121,7 +121,8 @@ class heard(_Before):  # noqa: N801 - as contained
         traceback: TracebackType | None,
     ) -> None:
         """Put the handlers back, and raise what one of them raised."""
-        self.raised = self._put_back() or self.raised
+        raised = self._put_back()
+        self.raised = raised if raised is not None else self.raised
         if self.raised is not None and self.raised is not error:
             _raise(self.raised)
 

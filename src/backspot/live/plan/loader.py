@@ -216,7 +216,7 @@ def _in_child(loading: Loading, steps: Sequence[int], seconds: float) -> _Trial:
         os.close(ends.pop())
         return _trial(_told(ends[0], time.monotonic() + seconds + LATEST_S))
     finally:
-        if child == 0:
+        if child == 0:  # an error or a signal came before it could end above
             os._exit(0)
         for end in ends:
             os.close(end)
