@@ -29,8 +29,9 @@ and asked Backspot about the slow one. Misses are in the table.
 report, and where. It is judged by what the author names, written down before any run: *place and \
 cause*, one of them, or *missed*.
 - **Predicted**: what the report of the slow step says that it would save, its advice tried on the \
-spot. **Gained**: the fix, timed without a profiler, in turns: a median with half the distance of \
-the quartiles. Where it gains less than 2% of the step, only a promise for its cause is wrong.
+spot; without a price, what the finding takes. **Gained**: the fix, timed without a profiler, in \
+turns: a median with half the distance of the quartiles. Where it gains less than 2% of the step, \
+only a promise for its cause is wrong.
 
 {summary}
 
