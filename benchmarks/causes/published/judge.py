@@ -62,7 +62,7 @@ def judged(case: Published, before: Said, after: Said, times: Sequence[Sequence[
     A promise is right within 3% of the step or a quarter of the gain, whichever is larger. Where
     the fix gains nothing on this machine, less than 2% of the step, there is nothing to name, and
     at most these 2% may be promised for this cause at this place. Where it leaves a part of the
-    cause, the promise is not judged. What a finding without a price takes counts as its promise.
+    cause, the promise is not judged.
 
     Args:
         case: what should have been said.

@@ -9,7 +9,8 @@ python -m benchmarks blind_set_3 judge reports --device cuda
 Each case has a process of its own. Its two steps are timed without the profiler, in turn, and then
 profiled: the slow one by ``backspot.profile`` with its defaults, so that what it advises is tried,
 and the fixed one without trials, as only what is left matters there. The processes take turns on
-the device. On a CPU, cases that need a GPU run only if they are named.
+the device. On a CPU, cases that need a GPU run only if they are named. A finding without a price
+counts as promising what it takes.
 
 ``blind_set_3`` does the same with the third set, and judges what stable rules and what those in
 preview say apart. Its cases are to be seen once, so that a small run takes two of the older ones.
