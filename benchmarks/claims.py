@@ -36,11 +36,11 @@ _NO_FIGURE = re.compile(r"\{[^}]*\}|`[^`]*`|\]\([^)]*\)|\b[A-Za-z][\w.]*-?\d+|<!
 
 
 class _Formatter(string.Formatter):
-    """Fields are paths, whose parts may have spaces."""
+    """Fields are paths, whose parts may have spaces; one with a colon stands in brackets."""
 
     def get_field(self, field: str, args: Sequence[Any], given: Mapping[str, Any]) -> Any:
         found: Any = given
-        for part in field.split("."):
+        for part in re.split(r"[.\[]", field.removesuffix("]")):
             if not isinstance(found, Mapping) or part not in found:
                 raise KeyError(f"no figure for {field!r}")
             found = found[part]

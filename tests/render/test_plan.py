@@ -104,6 +104,14 @@ def test_a_plan_says_whether_host_or_gpu_limits_the_step_where_there_is_one(host
     assert ("limits the step" in text) == bool(said)
 
 
+@pytest.mark.parametrize("form", outputs(vit()))
+@pytest.mark.parametrize(("host", "device"), [(50, 20), (20, 50)])
+def test_a_promise_that_the_host_limits_is_said_to_be_less_sure(form, host, device):
+    last = replace(COMPILED, host_ns=host * MS, device_ns=device * MS)
+    said = plain(outputs(planned(replace(PLAN, rungs=(LAYOUT, BF16, last))))[form])
+    assert ("The speed of a host can change by more than ± shows." in said) is (host > device)
+
+
 def test_nobody_takes_precision_for_free():
     said = render_text(planned(PLAN), width=80)
     head, first, layout, bf16 = said[said.index("setting  ") :].splitlines()[:4]

@@ -193,6 +193,8 @@ def _altogether(plan: Plan) -> Iterator[str]:
             else ("host", "GPU", last.device_ns)
         )
         yield f"The {limit} {then}limits the step: the {other} needs {duration(ns)} of it."
+        if then and last.limit == "host":
+            yield "The speed of a host can change by more than ± shows."
     if plan.next_limit:
         yield _sentence(plan.next_limit)
     if plan.ladder and plan.rest_ns >= _NOTABLE * plan.planned_ns:
