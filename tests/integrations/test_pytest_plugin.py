@@ -122,7 +122,7 @@ def test_a_step_is_compared_with_the_report_that_an_earlier_run_wrote(suite, pyt
     # A machine that is three times slower is no reason to fail.
     suite(AGAINST.format(ms=6, last=6, by=1)).assert_outcomes(passed=1)
 
-    slower = suite(AGAINST.format(ms=2, last=12, by=1), "--backspot-markdown", "diff.md")
+    slower = suite(AGAINST.format(ms=2, last=60, by=1), "--backspot-markdown", "diff.md")
     slower.assert_outcomes(failed=1)
     slower.stdout.re_match_lines(
         [r"10 got slower(?: by \d+%|, ×\d+ as long,) in time .*; its budget is 100%"]

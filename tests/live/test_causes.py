@@ -306,7 +306,7 @@ def test_cells_in_double_precision_are_no_finding_without_shapes_too(dtype: torc
     """A whole LSTM in fp64 takes as long as a loop over its cells."""
     torch.manual_seed(0)
     cell = nn.LSTMCell(8, 32).to(dtype)
-    optimizer, x = torch.optim.SGD(cell.parameters(), lr=1e-3), torch.randn(30, 16, 8, dtype=dtype)
+    optimizer, x = torch.optim.SGD(cell.parameters(), lr=1e-3), torch.randn(300, 16, 8, dtype=dtype)
 
     def step() -> None:
         optimizer.zero_grad()
