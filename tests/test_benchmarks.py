@@ -494,6 +494,18 @@ sys.exit(int(sys.argv[1]))
 """
 
 
+FLIP = """
+class Flip(nn.Module):
+    def _apply(self, change, recurse=True):
+        raise AssertionError("a transform is changed")
+
+    def forward(self, images):
+        return images.flip(0)
+
+Flip()(torch.ones(4))
+"""
+
+
 @pytest.fixture
 def place(tmp_path, preloaded_python):
     pytest.importorskip("torch")
@@ -518,6 +530,27 @@ def test_a_script_of_others_is_judged_by_a_second_clock(place):
     timed = unedited.compared(there, {"foreach=True", "num_workers=2"}, 2)
     assert re.fullmatch(r"[\d.]+ ms a step, saves -?[\d.]+ ± [\d.]+", timed["foreach=True"][1])
     assert timed["num_workers=2"][0] == "not judged"  # there is no loader
+
+
+def test_a_remedy_with_which_a_script_fails_is_told_from_one_that_changes_nothing(place):
+    there = place("0")
+    without_fused = SCRIPT.replace("for step", "assert not optimizer.defaults['fused']\nfor step")
+    there.patches = {Path("train.py"): without_fused}
+    timed = unedited.compared(there, {"fused=True", "foreach=True", "num_workers=2"}, 2)
+    assert timed["fused=True"] == ("fails", "the script fails: AssertionError")
+    assert timed["num_workers=2"][0] == "not judged"
+    assert timed["foreach=True"][0] in {"helps", "hurts", "undecided"}
+    there.patches = {Path("train.py"): SCRIPT.replace("for step", "1 / 0\nfor step")}
+    verdict, why = unedited.compared(there, {"fused=True"}, 2)["fused=True"]
+    assert verdict == "not judged"  # it is not the remedy's fault
+    assert "ZeroDivisionError" in why
+
+
+def test_a_remedy_changes_models_and_not_what_makes_their_batches(place):
+    there = place("0")
+    there.patches = {Path("train.py"): SCRIPT.replace("for step", f"{FLIP}for step", 1)}
+    timed = unedited.compared(there, {"channels_last"}, 2)
+    assert timed["channels_last"][0] in {"helps", "hurts", "undecided"}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from backspot.results import Plan, Rung
 from benchmarks.harness import CannotRunError, Figures, Run, write_results
 from benchmarks.measuring import Budget
 from benchmarks.robustness.public_scripts import Script, Scripts
-from benchmarks.robustness.unedited import Place, last_line, missing
+from benchmarks.robustness.unedited import NotMeasuredError, Place, last_line, missing
 from benchmarks.workers import NO_TIME
 
 _KNOWN = Scripts.read(Path(__file__).with_suffix(".toml"))
@@ -207,7 +207,7 @@ def follow(place: Place, plan: Plan, found: Followed) -> Change | None:
 
 
 def step_ms(place: Place, change: Change, left: float = 400) -> float | None:
-    """Return what a step takes by the second clock, ``None`` if the script failed.
+    """Return what a step takes by the second clock, ``None`` if it measured nothing.
 
     Args:
         left: when the script is killed, in seconds.
@@ -219,12 +219,12 @@ def step_ms(place: Place, change: Change, left: float = 400) -> float | None:
         for path, text in _patched(place.clean, change.patches).items()
     }
     try:
-        measured = place.measured(
-            "pace" + "".join(f":{one}" for one in change.remedies), min(left, 400)
-        )
+        mode = "pace" + "".join(f":{one}" for one in change.remedies)
+        return 1e3 * place.measured(mode, min(left, 400))["step_s"]
+    except NotMeasuredError:
+        return None
     finally:
         place.what, place.patches = whole, {}
-    return None if measured is None else 1e3 * measured["step_s"]
 
 
 def judge(place: Place, run: Any, budget: Budget, keep: Path | None = None) -> Followed:

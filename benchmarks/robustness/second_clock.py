@@ -7,13 +7,14 @@ call it was made, by autograd's sequence numbers. A hook before each node notes 
 thread on a CPU, which other processes do not disturb, of CUDA events on a GPU.
 
 ``steps``, or ``steps:REMEDY:REMEDY``: how long each step takes, as it is or with remedies applied;
-``null`` where the script has nothing for these to change.
+``null`` where the script has nothing for these to change, and ``[]`` where it ends before that.
 
 ``pace``, or ``pace:REMEDY:REMEDY``: how long a step takes in a row of them, without a wait for the
 GPU between two steps, which would keep the host from running ahead.
 
-OUT gets the result as JSON once enough was measured; the script ends then. A process that the
-script starts has a clock of its own, and the first one that has measured enough ends them all.
+OUT gets the result as JSON once enough was measured, or the script has ended; the script ends then.
+There is no OUT where the script fails. A process that the script starts has a clock of its own, and
+the first one that has measured enough ends them all.
 """
 
 from __future__ import annotations
@@ -369,7 +370,10 @@ def set_to_none() -> None:
 
 
 def at_first_call(change: Callable[[nn.Module], Any]) -> None:
-    """Change each outermost module when it is first called in training."""
+    """Change each outermost module with parameters when it is first called in training.
+
+    Those without are no models, but what a loader's workers do to images, or losses.
+    """
     call = nn.Module.__call__
     changed: set[int] = set()
     depth = [0]
@@ -377,8 +381,9 @@ def at_first_call(change: Callable[[nn.Module], Any]) -> None:
     def changing(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not depth[0] and module.training and id(module) not in changed:
             changed.add(id(module))
-            CHANGED.add(type(module).__name__)
-            change(module)
+            if next(module.parameters(), None) is not None:
+                CHANGED.add(type(module).__name__)
+                change(module)
         depth[0] += 1
         try:
             return call(module, *args, **kwargs)
@@ -477,9 +482,13 @@ def main(out: str, mode: str, script: str, *arguments: str) -> None:
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         runpy.run_path(script, run_name="__main__")
-    finally:
-        if os.getpid() == os.getpgrp():  # not in a fork of it
-            clock.end()
+    except KeyboardInterrupt:  # by which some scripts end
+        pass
+    except SystemExit as end:
+        if end.code:
+            raise
+    if os.getpid() == os.getpgrp():  # not in a fork of it
+        clock.end()
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ TIMES = (r"\d+(\.\d+)? ?(ms|s|sec|seconds|it/s|img/s|/s)\b",)
 TIE = 0.8
 """A row that takes this much of the slowest module's time may come first."""
 
+VERDICTS = ("helps", "hurts", "undecided", "fails")
+"""What is said of a remedy that was tried."""
+
 REMEDIES = {
     "optimizer-kernels": ("foreach=True", "fused=True"),
     "waiting-for-data": ("num_workers=2",),
@@ -68,6 +71,19 @@ REMEDIES = {
 
 
 # One run -----------------------------------------------------------------------------------------
+
+
+class NotMeasuredError(Exception):
+    """The second clock has measured nothing.
+
+    Args:
+        why: in a few words.
+        fails: the script has ended with an exception, or an exit code.
+    """
+
+    def __init__(self, why: str, *, fails: bool = False) -> None:
+        super().__init__(why)
+        self.fails = fails
 
 
 @dataclass
@@ -161,19 +177,29 @@ class Place:
         return Done(process.returncode, "".join(output), "".join(errors))
 
     def measured(self, mode: str, seconds: float = 400) -> Any:
-        """Return what the second clock measured, ``None`` if the script failed.
+        """Return what the second clock measured.
 
         Args:
             mode: of ``second_clock.py``.
             seconds: when the script is killed.
+
+        Raises:
+            NotMeasuredError: If the script fails, takes too long, makes too few steps, or has
+                nothing that a remedy changes.
         """
         out = self.used.parent / "clock.json"
         out.unlink(missing_ok=True)
         done = self.run(str(CLOCK), str(out), mode, seconds=seconds)
-        if not out.exists():
-            print(f"    {mode}: {last_line(done.errors)}", flush=True)
-            return None
-        return json.loads(out.read_text()) or None
+        if out.exists():
+            if found := json.loads(out.read_text()):
+                return found
+            why = NotMeasuredError("it changes nothing in the script, or this makes too few steps")
+        elif done.code == -signal.SIGKILL:
+            why = NotMeasuredError(f"the script takes more than {seconds:.0f} s")
+        else:
+            why = NotMeasuredError(f"the script fails: {last_line(done.errors)}", fails=True)
+        print(f"    {mode}: {why}", flush=True)
+        raise why
 
 
 def last_line(text: str) -> str:
@@ -277,21 +303,24 @@ def compared(place: Place, remedies: Collection[str], rounds: int) -> dict[str, 
 
     Returns:
         By remedy, ``helps``, ``hurts`` or ``undecided``, by the 95% interval of the difference
-        between processes; and the numbers.
+        between processes; and the numbers. ``fails`` where the script fails with it alone, and
+        ``not judged`` where nothing was measured; and why.
     """
     times: dict[str, list[list[float]]] = {remedy: [] for remedy in ("", *remedies)}
+    found: dict[str, tuple[str, str]] = {}
     for number in range(rounds):
         for remedy in sorted(times, reverse=number % 2 == 1):
-            steps = place.measured(f"steps:{remedy}" if remedy else "steps")
-            if steps is None:
+            try:
+                steps = place.measured(f"steps:{remedy}" if remedy else "steps")
+            except NotMeasuredError as why:
+                if not remedy:
+                    return dict.fromkeys(remedies, ("not judged", f"without it, {why}"))
                 del times[remedy]
+                found[remedy] = ("fails" if why.fails else "not judged", str(why))
             else:
                 times[remedy].append([statistics.median(c) * 1e3 for c in zip(*steps, strict=True)])
-    bare = times.pop("", [])
-    found = dict.fromkeys(
-        remedies, ("not judged", "the script has nothing for it to change, or does not run with it")
-    )
-    for remedy, with_it in times.items() if bare else ():
+    bare = times.pop("")
+    for remedy, with_it in times.items():
         column = 0 if place.device == "cuda" or "workers" in remedy else 1
         saved = [a[column] - b[column] for a, b in zip(bare, with_it, strict=True)]
         middle = statistics.mean(saved)
@@ -353,7 +382,10 @@ def run_script(place: Place, repeats: int) -> tuple[Verdict, list[Report]]:
 
 def judge_places(place: Place, found: Verdict, reports: Sequence[Report]) -> None:
     """Judge the first rows by the second clock."""
-    clocked = None if place.what.compiled else place.measured("modules")
+    clocked = None
+    if not place.what.compiled:
+        with suppress(NotMeasuredError):
+            clocked = place.measured("modules")
     found.where = [round(true_share(report, clocked), 2) for report in reports if clocked]
     whole = sum(seconds for *_, seconds in clocked or ())
     found.clocked = [
@@ -397,7 +429,7 @@ def is_wrong(found: Mapping[str, Any]) -> bool:
     return bool(
         found["same"]
         or any(share < TIE for share in found["where"])
-        or any(verdict == "hurts" for verdict, _ in found["advice"].values())
+        or any(verdict in ("hurts", "fails") for verdict, _ in found["advice"].values())
     )
 
 
@@ -522,6 +554,6 @@ def summary_of_lines(lines: Sequence[Mapping[str, Any]], _: str = "") -> dict[st
         "same": sum(line["same"].startswith("yes") for line in lines),
         "judged by the second clock": len(places),
         "first place right": sum(right == judged for right, judged in places),
-        "remedies": verdicts["helps"] + verdicts["hurts"] + verdicts["undecided"],
-        **{verdict: verdicts[verdict] for verdict in ("helps", "hurts", "undecided")},
+        "remedies": sum(verdicts[verdict] for verdict in VERDICTS),
+        **{verdict: verdicts[verdict] for verdict in VERDICTS},
     }
