@@ -7,14 +7,14 @@ call it was made, by autograd's sequence numbers. A hook before each node notes 
 thread on a CPU, which other processes do not disturb, of CUDA events on a GPU.
 
 ``steps``, or ``steps:REMEDY:REMEDY``: how long each step takes, as it is or with remedies applied;
-``null`` where the script has nothing for these to change, and ``[]`` where it ends before that.
+``null`` where the script has nothing for these to change, ``[]`` where it makes too few steps.
 
 ``pace``, or ``pace:REMEDY:REMEDY``: how long a step takes in a row of them, without a wait for the
 GPU between two steps, which would keep the host from running ahead.
 
-OUT gets the result as JSON once enough was measured, or the script has ended; the script ends then.
-There is no OUT where the script fails. A process that the script starts has a clock of its own, and
-the first one that has measured enough ends them all.
+OUT gets the result as JSON once enough was measured; the script ends then. A script that ends
+before that gives what there is, and one that fails gives no OUT. A process that the script starts
+has a clock of its own, and the first one that has measured enough ends them all.
 """
 
 from __future__ import annotations

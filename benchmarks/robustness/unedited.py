@@ -195,7 +195,7 @@ class Place:
                 return found
             why = NotMeasuredError("it changes nothing in the script, or this makes too few steps")
         elif done.code == -signal.SIGKILL:
-            why = NotMeasuredError(f"the script takes more than {seconds:.0f} s")
+            why = NotMeasuredError(f"the script was killed, as it is after {seconds:.0f} s")
         else:
             why = NotMeasuredError(f"the script fails: {last_line(done.errors)}", fails=True)
         print(f"    {mode}: {why}", flush=True)
@@ -303,8 +303,8 @@ def compared(place: Place, remedies: Collection[str], rounds: int) -> dict[str, 
 
     Returns:
         By remedy, ``helps``, ``hurts`` or ``undecided``, by the 95% interval of the difference
-        between processes; and the numbers. ``fails`` where the script fails with it alone, and
-        ``not judged`` where nothing was measured; and why.
+        between processes; and the numbers. ``fails`` where the script fails with
+        it and not without it, ``not judged`` where nothing was measured; and why.
     """
     times: dict[str, list[list[float]]] = {remedy: [] for remedy in ("", *remedies)}
     found: dict[str, tuple[str, str]] = {}
